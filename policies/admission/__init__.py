@@ -1,0 +1,1 @@
+"""Admission: which requests enter, in which order, and who is preempted."""

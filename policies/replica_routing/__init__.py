@@ -1,0 +1,1 @@
+"""Replica routing: which replica serves a request."""

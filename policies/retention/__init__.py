@@ -1,0 +1,1 @@
+"""Retention: what happens to the KV of a turn that has ended."""

@@ -1,0 +1,1 @@
+"""Workload schema, readers, generators and small real traces with their licences."""
