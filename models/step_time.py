@@ -5,6 +5,7 @@ A cost model is compiled to `StepTables` when a run starts (see roofline.py); no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numba
@@ -56,3 +57,29 @@ def step_time(tables: StepTables, features: np.ndarray) -> float:
             memory += tables.memory[op, k] * x[k]
         total += max(compute, memory)
     return total
+
+
+def features_of(sequences: Sequence[tuple[int, int, bool]], window: int = 0) -> np.ndarray:
+    """Features of a batch, the readable reference for the layout above: int64[FIXED + 2 * prefill chunks].
+
+    A sequence is (tokens in the KV cache before the step, tokens computed in it, whether it yields a token).
+    `window` is the sliding window in tokens, a query itself included; 0, for a model without such layers, leaves both
+    window features at 0.
+    """
+    features = np.zeros(FIXED, dtype=np.int64)
+    chunks: list[int] = []
+    for before, chunk, samples in sequences:
+        features[TOKENS] += chunk
+        features[SAMPLED] += samples
+        features[SEQUENCES] += 1
+        features[KV_READ] += before + chunk
+        features[QK_PAIRS] += chunk * before + chunk * (chunk + 1) // 2
+        if window:
+            # The first `short` queries of the chunk still see everything before them, the others `window` keys each.
+            short = min(chunk, max(0, window - before))
+            features[KV_READ_WINDOW] += min(before, window - 1) + chunk
+            features[QK_PAIRS_WINDOW] += short * before + short * (short + 1) // 2 + (chunk - short) * window
+        if chunk > 1:
+            features[CHUNKS] += 1
+            chunks += [chunk, before]
+    return np.concatenate([features, np.array(chunks, dtype=np.int64)])

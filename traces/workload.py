@@ -61,6 +61,7 @@ class Workload:
     run_last: np.ndarray  # int64[run_offsets[n]], inclusive
     source: Source
     tools: tuple[str, ...] = ()
+    ends_known: bool = False  # clients tell the engine which turn is a program's last
     skipped: tuple[str, ...] = field(default=(), repr=False)  # rows left out by --skip-bad: "file:line: reason"
 
     def __len__(self) -> int:
@@ -144,13 +145,18 @@ class Workload:
         demand(self.input_tokens >= 1, "input_tokens", "at least 1")
         demand(self.output_tokens >= 1, "output_tokens", "at least 1")
         demand(depends | (np.isfinite(self.arrival) & (self.arrival >= 0)), "arrival", "a finite time >= 0")
+        demand(~depends | np.isnan(self.arrival), "arrival", "NaN in a row that waits for others")
         demand(np.isfinite(self.gap) & (self.gap >= 0), "gap", "a finite time >= 0")
+        demand(depends | (self.gap == 0), "gap", "0 in a row that waits for none")
+        demand((self.tool >= -1) & (self.tool < len(self.tools)), "tool", "-1, or an index into tools")
         demand((self.known_tokens >= 0) & (self.known_tokens <= self.total_tokens), "known_tokens", "0 .. input + output")
         demand(self.turn >= 0, "turn", "at least 0")
         demand(self.program >= 0, "program", "at least 0")
         own = self.arrival[~depends]
         if len(own) and (np.diff(own) < 0).any():
             raise TraceError(name, "arrival", why="time goes backwards")
+        if ((self.run_first < 0) | (self.run_last < self.run_first)).any():
+            raise TraceError(name, "run_first, run_last", why="a run is empty or has a negative id")
         covered = np.add.reduceat(
             np.append(self.run_last - self.run_first + 1, 0), np.minimum(self.run_offsets[:-1], len(self.run_first))
         ) * (np.diff(self.run_offsets) > 0) if n else self.known_tokens
@@ -187,6 +193,7 @@ def build(
     tool: np.ndarray | None = None,
     waits: list[list[int]] | None = None,
     tools: tuple[str, ...] = (),
+    ends_known: bool = False,
     skipped: tuple[str, ...] = (),
 ) -> Workload:
     """A checked Workload from columns; what is left out gets its neutral value (no sharing, one program a request).
@@ -215,6 +222,7 @@ def build(
         run_last=runs[2],
         source=source,
         tools=tools,
+        ends_known=ends_known,
         skipped=skipped,
     ).check()
 

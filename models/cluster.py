@@ -1,0 +1,204 @@
+"""Replicas behind a router: requests arrive, are routed, end; programs start and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, nan
+
+import numpy as np
+
+from simcore.errors import PolicyError
+from simcore.models.decision_points import Policy, ReplicaRouting
+from simcore.models.facts import Fact, ProgramEnded, ProgramStarted, Woken
+from simcore.models.replica import Replica
+from simcore.models.request import Request
+from simcore.models.scheduler import view_of
+from simcore.models.views import ReplicaView
+from simcore.recorder import Recorder, Table
+from simcore.simulation import ARRIVAL, TIMER, TOOL_RETURN, Call, Simulation
+from simcore.traces.workload import Workload
+
+REQUEST_COLUMNS = {
+    "request": "int64", "program": "int64", "turn": "int64", "replica": "int64", "status": "string", "reason": "string",
+    "priority": "int64", "input_tokens": "int64", "output_tokens": "int64", "generated_tokens": "int64",
+    "cached_tokens": "int64", "cached_tokens_all": "int64", "preemptions": "int64", "arrival": "float64",
+    "admitted": "float64", "first_token": "float64", "ended": "float64", "service": "float64",
+}
+
+
+class Cluster:
+    """Plays a workload against replicas. Every request ends as finished, refused, cancelled or unfinished."""
+
+    def __init__(
+        self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder, *,
+        block_size: int, log: Callable[[float, str, int, int, str], None] | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.sim = sim
+        self.workload = workload
+        self.replicas = replicas
+        self.router = router
+        self.live: dict[int, Request] = {}  # requests that have arrived and not ended
+        self.ended = 0
+        self.token_steps: dict[int, list[int]] = {}  # request -> runs of its replica's steps that brought its tokens
+        self._table: Table = recorder.table("requests", REQUEST_COLUMNS)
+        self._block_size = block_size
+        self._log = log
+        self._progress = progress
+        self._views = [ReplicaView(replica) for replica in replicas]
+        self._program_arrival: dict[int, float] = {}
+        self._program_last_end: dict[int, float] = {}
+        self._program_left = np.bincount(workload.program, minlength=workload.n_programs).tolist()
+        self._last_turn = _last_of_program(workload)
+        self._unmet = np.diff(workload.wait_offsets).tolist()  # requests that each one still waits for
+        self._dependents = _dependents(workload)
+        self._open = [i for i in range(len(workload)) if not self._unmet[i]]
+        self._next_open = 0
+        self._timer: Call | None = None
+        self._router_wakes = type(router).next_wakeup is not Policy.next_wakeup
+
+    def start(self) -> None:
+        """Schedule the first arrival; the rest follow one by one, so that the event queue stays short."""
+        self._schedule_arrival()
+        self._ask_router_wakeup()
+
+    def close(self, *, stuck: bool) -> None:
+        """List what has not ended: at the horizon, or (`stuck`) because no event is left that could move it."""
+        reason = "no event left that could let it proceed" if stuck else "still in the system at the horizon"
+        for request in list(self.live.values()):
+            self._record(request, "unfinished", reason)
+        if self.ended < len(self.workload):
+            recorded = {row[0] for row in self._table.rows}
+            for i in range(len(self.workload)):
+                if i not in recorded:
+                    self._record(self._request(i, nan), "unfinished", "had not arrived when the run ended")
+        self._table.rows.sort(key=lambda row: row[0])
+
+    # --- arrivals -----------------------------------------------------------------------------------------------------
+
+    def _schedule_arrival(self) -> None:
+        if self._next_open < len(self._open):
+            i = self._open[self._next_open]
+            self._next_open += 1
+            self.sim.at(max(float(self.workload.arrival[i]), self.sim.now), self._open_arrival, ARRIVAL, id=i, args=(i,))
+
+    def _open_arrival(self, i: int) -> None:
+        self._schedule_arrival()
+        self._arrive(i)
+
+    def _arrive(self, i: int) -> None:
+        now = self.sim.now
+        request = self._request(i, now)
+        self.live[i] = request
+        if request.program not in self._program_arrival:
+            self._program_arrival[request.program] = now
+            self._tell(ProgramStarted(now, request.program))
+        request.program_arrival = self._program_arrival[request.program]
+        gap = now - self._program_last_end.get(request.program, nan)
+        answer = self.router.route(view_of(request, self.router), self._views, now)
+        if isinstance(answer, tuple):
+            raise PolicyError(self.router, now, f"route answered {answer!r}; this cluster does not separate prefill and decode")
+        if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)) or not 0 <= answer < len(self.replicas):
+            raise PolicyError(self.router, now, f"route answered {answer!r}; allowed: 0 .. {len(self.replicas) - 1}")
+        replica = self.replicas[answer]
+        replica.outstanding += 1
+        if self._log is not None:
+            self._log(now, "replica_routing", replica.id, i, f"replica {replica.id}")
+        if self.router.decision_seconds:
+            self.sim.at(now + self.router.decision_seconds, replica.submit, ARRIVAL, id=i, args=(request, gap))
+        else:
+            replica.submit(request, gap)
+
+    def _request(self, i: int, now: float) -> Request:
+        w = self.workload
+        keys = w.block_keys(i, self._block_size).tolist() if now == now else []
+        return Request(
+            i, int(w.input_tokens[i]), int(w.output_tokens[i]), keys, arrival=now, priority=int(w.priority[i]),
+            program=int(w.program[i]), turn=int(w.turn[i]), tool=w.tools[w.tool[i]] if w.tool[i] >= 0 else None,
+            is_last=bool(self._last_turn[i]), last_known=w.ends_known,
+        )
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def request_ended(self, request: Request) -> None:
+        """A replica says that a request has finished or was refused."""
+        self.replicas[request.replica].outstanding -= 1
+        del self.live[request.id]
+        self._record(request, request.state, request.reason)
+
+    def _record(self, request: Request, status: str, reason: str) -> None:
+        now = self.sim.now
+        self.ended += 1
+        runs = request.step_runs()
+        if runs:
+            self.token_steps[request.id] = runs
+            request.first_token = self.replicas[request.replica].step_ends[runs[0]]
+        self._table.append((
+            request.id, request.program, request.turn, request.replica, status, reason, request.priority,
+            request.input_tokens, request.output_tokens, request.generated, request.cached_first, request.cached_all,
+            request.preemptions, request.arrival, request.admitted, request.first_token,
+            request.ended if status != "unfinished" else nan, request.service,
+        ))
+        if status == "unfinished":
+            return
+        self._program_last_end[request.program] = now
+        self._program_left[request.program] -= 1
+        program_over = self.workload.ends_known and not self._program_left[request.program]
+        for i in self._dependents.get(request.id, ()):
+            if status == "finished":
+                self._unmet[i] -= 1
+                if not self._unmet[i]:
+                    at = now + float(self.workload.gap[i])
+                    self.sim.at(at, self._arrive, TOOL_RETURN, id=i, args=(i,))
+            elif self._unmet[i] >= 0:
+                self._cancel(i, f"waits for request {request.id}, which was {status}")
+        if program_over:
+            for replica in self.replicas:
+                replica.end_program(request.program)
+            self._tell(ProgramEnded(now, request.program))
+        if self._progress is not None:
+            self._progress(self.ended / len(self.workload))
+        request.forget_work()
+
+    def _cancel(self, i: int, reason: str) -> None:
+        self._unmet[i] = -1
+        request = self._request(i, nan)
+        request.ended = self.sim.now
+        self._record(request, "cancelled", reason)
+
+    # --- policies -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, fact: Fact) -> None:
+        if type(fact) in self.router.observes:
+            self.router.observe(fact)
+        for replica in self.replicas:
+            replica.scheduler.hear(fact)
+
+    def _ask_router_wakeup(self) -> None:
+        if self._router_wakes and self.ended < len(self.workload):
+            time = self.router.next_wakeup(self.sim.now)
+            if not time > self.sim.now:
+                raise PolicyError(self.router, self.sim.now, f"next_wakeup answered {time!r}; allowed: later than now, or inf")
+            if time < inf:
+                self._timer = self.sim.at(time, self._wake_router, TIMER)
+
+    def _wake_router(self) -> None:
+        if Woken in self.router.observes:
+            self.router.observe(Woken(self.sim.now))
+        self._ask_router_wakeup()
+
+
+def _last_of_program(workload: Workload) -> np.ndarray:
+    """bool[n]: whether no later turn of the same program follows."""
+    last = np.full(workload.n_programs, -1, dtype=np.int64)
+    np.maximum.at(last, workload.program, workload.turn)
+    return workload.turn == last[workload.program] if len(workload) else np.zeros(0, dtype=bool)
+
+
+def _dependents(workload: Workload) -> dict[int, list[int]]:
+    """request -> requests that wait for it."""
+    out: dict[int, list[int]] = {}
+    waiter = np.repeat(np.arange(len(workload)), np.diff(workload.wait_offsets))
+    for i, k in zip(waiter.tolist(), workload.wait_for.tolist(), strict=True):
+        out.setdefault(k, []).append(i)
+    return out

@@ -1,0 +1,160 @@
+"""Metric definitions, once, in vLLM's words. Times in seconds; names ending in `_ms` are milliseconds.
+
+- TTFT: arrival at the cluster to the first token (queueing and routing included).
+- E2E (`e2el`): arrival to the last token.
+- TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one token.
+- ITL: each gap between two consecutive tokens of a request.
+- JCT: first arrival of a program to the end of its last turn.
+- prefix hit rate: tokens reused / prompt tokens, at first admission.
+- goodput: requests that meet every limit of the SLO, per second.
+- utilisation: share of the duration in which a replica's device works, mean over replicas.
+- duration: first arrival to last end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STATISTICS = ("mean", "p50", "p90", "p99")
+_PERCENTILES = (50, 75, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Upper limits in milliseconds, as in `vllm bench serve --goodput ttft:500 tpot:50`; None = no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    def met(self, requests: pd.DataFrame) -> np.ndarray:
+        """bool[n]: finished, and within every limit (a request of one token has no TPOT to violate)."""
+        good = (requests["status"] == "finished").to_numpy(dtype=bool)
+        for column, limit in (("ttft", self.ttft_ms), ("tpot", self.tpot_ms), ("e2e", self.e2el_ms)):
+            if limit is not None:
+                good &= ~(requests[column].to_numpy() * 1e3 > limit)
+        return good
+
+    def __str__(self) -> str:
+        limits = [f"{n.split('_')[0]}:{v:g}" for n, v in vars(self).items() if v is not None]
+        return " ".join(limits) or "none"
+
+
+def with_metrics(requests: pd.DataFrame) -> pd.DataFrame:
+    """The requests table with ttft, tpot, e2e and queue_time (s, NaN where undefined) appended."""
+    finished = (requests["status"] == "finished").to_numpy(dtype=bool)
+    tokens = requests["generated_tokens"].to_numpy()
+    ttft = (requests["first_token"] - requests["arrival"]).to_numpy()
+    e2e = np.where(finished, (requests["ended"] - requests["arrival"]).to_numpy(), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot = np.where(finished & (tokens > 1), (e2e - ttft) / (tokens - 1), np.nan)
+    queue_time = (requests["admitted"] - requests["arrival"]).to_numpy()
+    return requests.assign(ttft=ttft, tpot=tpot, e2e=e2e, queue_time=queue_time)
+
+
+def token_times(runs: Sequence[int], step_ends: np.ndarray) -> np.ndarray:
+    """When each token of a request was delivered, from its runs of steps [start, stop, ...]: float64[tokens], s."""
+    if len(runs) == 2:
+        return step_ends[runs[0] : runs[1]]
+    return np.concatenate([step_ends[a:b] for a, b in zip(runs[::2], runs[1::2], strict=True)])
+
+
+def programs_table(requests: pd.DataFrame) -> pd.DataFrame:
+    """One row a program: when it arrived and ended, its JCT (NaN unless every turn finished) and its sums."""
+    grouped = requests.groupby("program", sort=True)
+    done = (requests["status"] == "finished").groupby(requests["program"], sort=True).agg(["sum", "count"])
+    table = grouped.agg(
+        arrival=("arrival", "min"), ended=("ended", "max"), turns=("turn", "size"), input_tokens=("input_tokens", "sum"),
+        output_tokens=("generated_tokens", "sum"), cached_tokens=("cached_tokens", "sum"),
+        queue_time=("queue_time", "sum"), preemptions=("preemptions", "sum"),
+    )
+    table["finished_turns"] = done["sum"].to_numpy(dtype="int64")
+    complete = (done["sum"] == done["count"]).to_numpy()
+    table["jct"] = np.where(complete, table["ended"] - table["arrival"], np.nan)
+    return table.reset_index()
+
+
+def distribution(values: np.ndarray) -> dict[str, float]:
+    """mean, std, min, max and percentiles of the defined values; all NaN if there are none."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return dict.fromkeys(("mean", "std", "min", "max", *(f"p{p}" for p in _PERCENTILES)), float("nan"))
+    out = {"mean": float(values.mean()), "std": float(values.std()), "min": float(values.min()), "max": float(values.max())}
+    out |= {f"p{p}": float(q) for p, q in zip(_PERCENTILES, np.percentile(values, _PERCENTILES), strict=True)}
+    return out
+
+
+def summarise(
+    requests: pd.DataFrame, itls: np.ndarray, *, slo: Slo, gpus: int, usd_per_gpu_hour: float | None,
+    busy_seconds: Sequence[float],
+) -> dict[str, Any]:
+    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps (s); one busy time a replica."""
+    status = requests["status"].value_counts()
+    finished = requests[requests["status"] == "finished"]
+    duration = run_seconds(requests)
+    good = slo.met(requests)
+    output = int(requests["generated_tokens"].sum())
+    prompt = int(finished["input_tokens"].sum())
+    admitted = requests[requests["admitted"].notna()]
+    out: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(finished),
+        "failed": len(requests) - len(finished),
+        "total_input_tokens": prompt,
+        "total_output_tokens": output,
+        "request_throughput": _rate(len(finished), duration),
+        "request_goodput": _rate(int(good.sum()), duration),
+        "output_throughput": _rate(output, duration),
+        "total_token_throughput": _rate(prompt + output, duration),
+        "max_concurrent_requests": _max_concurrent(requests),
+    }
+    metrics: Mapping[str, np.ndarray] = {
+        "ttft": requests["ttft"].to_numpy(), "tpot": requests["tpot"].to_numpy(), "itl": itls,
+        "e2el": requests["e2e"].to_numpy(), "queue_time": requests["queue_time"].to_numpy(),
+    }
+    for name, values in metrics.items():
+        spread = distribution(values)
+        out[f"median_{name}_ms"] = spread["p50"] * 1e3
+        out |= {f"{statistic}_{name}_ms": value * 1e3 for statistic, value in spread.items()}
+    good_tokens = int(requests["generated_tokens"].to_numpy()[good].sum())
+    out |= {
+        "refused": int(status.get("refused", 0)),
+        "cancelled": int(status.get("cancelled", 0)),
+        "unfinished": int(status.get("unfinished", 0)),
+        "preemptions": int(requests["preemptions"].sum()),
+        "prefix_cache_hit_rate": _rate(int(admitted["cached_tokens"].sum()), int(admitted["input_tokens"].sum())),
+        "utilization": float(np.mean(busy_seconds)) / duration if duration > 0 else float("nan"),
+        "slo": str(slo),
+        "slo_attainment": _rate(int(good.sum()), len(requests)),
+        "gpus": gpus,
+        "usd": usd_per_gpu_hour * gpus * duration / 3600 if usd_per_gpu_hour is not None else None,
+    }
+    out["usd_per_million_output_tokens_within_slo"] = (
+        out["usd"] / (good_tokens / 1e6) if out["usd"] is not None and good_tokens else None
+    )
+    return out
+
+
+def run_seconds(requests: pd.DataFrame) -> float:
+    """First arrival to last end (s); NaN if nothing has ended."""
+    ended = requests.loc[requests["status"] == "finished", "ended"]
+    return float(ended.max() - requests["arrival"].min()) if len(ended) else float("nan")
+
+
+def _rate(amount: float, over: float) -> float:
+    return amount / over if over > 0 else float("nan")
+
+
+def _max_concurrent(requests: pd.DataFrame) -> int:
+    served = requests[requests["status"] == "finished"]
+    times = np.concatenate((served["ended"].to_numpy(), served["arrival"].to_numpy()))
+    change = np.concatenate((np.full(len(served), -1), np.ones(len(served), dtype=int)))
+    order = np.argsort(times, kind="stable")  # at one instant ends come before arrivals
+    return int(np.cumsum(change[order]).max(initial=0))

@@ -1,0 +1,195 @@
+"""One serving instance: a scheduler and an executor on the simulation's clock. Replica alone touches time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from simcore.errors import NoProgress, PolicyError
+from simcore.models.decision_points import Policy
+from simcore.models.executor import Completion, Executor
+from simcore.models.facts import Listeners, StepEnded
+from simcore.models.request import Request
+from simcore.models.scheduler import Batch, Scheduler
+from simcore.recorder import Table
+from simcore.simulation import BOUNDARY, TIMER, Call, Simulation
+
+STEP_COLUMNS = {
+    "time": "float64", "replica": "int64", "step": "int64", "seconds": "float64", "tokens": "int64", "sequences": "int64",
+    "running": "int64", "waiting": "int64", "free_blocks": "int64", "preempted": "int64",
+}
+_PATIENCE = 1000  # steps or wake-ups without a token before the watchdog looks at the tokens they computed
+
+
+@dataclass(slots=True)
+class _InFlight:
+    batch: Batch
+    completion: Completion
+
+
+class Replica:
+    """Runs batch after batch: complete the oldest, decide the next, start it; idle until something arrives.
+
+    Requests leave through `on_end(request)`. `sample_every` (s) is the least time between two rows of the steps table
+    (taken at step ends, never by a timer); inf = none.
+    """
+
+    def __init__(
+        self, sim: Simulation, id: int, scheduler: Scheduler, executor: Executor, on_end: Callable[[Request], None], *,
+        listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
+    ) -> None:
+        self.sim = sim
+        self.id = id
+        self.scheduler = scheduler
+        self.executor = executor
+        self.step_ends: list[float] = []  # end time of each step; token times of requests point here
+        self.busy_seconds = 0.0  # device time
+        self.outstanding = 0  # requests routed here that have not ended
+        self.computed_tokens = 0  # tokens computed, recomputation included
+        self._on_end = on_end
+        self._depth = 2 if scheduler.settings.async_scheduling else 1
+        self._in_flight: deque[_InFlight] = deque()
+        self._boundary_call: Call | None = None
+        self._timer: Call | None = None
+        self._listeners = listeners or Listeners()
+        self._tell_steps = self._listeners.wants(StepEnded)
+        self._steps = steps
+        self._sample_every = sample_every
+        self._next_sample = 0.0
+        policies: list[Policy] = [scheduler.admission, scheduler.retention]
+        self._waking = [p for k, p in enumerate(policies)
+                        if type(p).next_wakeup is not Policy.next_wakeup and p not in policies[:k]]
+        self._fruitless_steps = 0  # since the last delivered token
+        self._fruitless_tokens = 0
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, gap: float) -> None:
+        """A request arrives here. What can never fit, or what admission refuses, ends at once with its reason."""
+        now = self.sim.now
+        request.replica = self.id
+        reason = self._never_fits(request) or self.scheduler.refusal(request, now)
+        if reason:
+            request.state, request.reason, request.ended = "refused", reason, now
+            self.scheduler._note("refuse", request.id, reason)
+            self._on_end(request)
+            return
+        self.scheduler.add(request, now, gap)
+        self._poke()
+
+    def end_program(self, program: int) -> None:
+        """The client says that the program is over; blocks that were pinned for it may let a waiting request in."""
+        if self.scheduler.end_program(program, self.sim.now):
+            self._poke()
+
+    def _never_fits(self, request: Request) -> str:
+        scheduler = self.scheduler
+        if request.input_tokens >= scheduler.max_model_len:
+            return f"prompt of {request.input_tokens} tokens; max_model_len is {scheduler.max_model_len}"
+        total = min(request.input_tokens + request.output_tokens, scheduler.max_model_len)
+        need = -(-(total - 1) // scheduler.settings.block_size)  # the last token is sampled, its KV is never written
+        if need > scheduler.pool.usable:
+            return f"needs {need} KV blocks; the replica has {scheduler.pool.usable}"
+        return ""
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _poke(self) -> None:
+        """Something changed. A busy replica sees it at its next boundary; an idle one gets a boundary now, after
+        everything else that happens at this instant."""
+        if not self._in_flight and self._boundary_call is None:
+            self._boundary_call = self.sim.at(self.sim.now, self._boundary, BOUNDARY, id=self.id)
+
+    def _boundary(self) -> None:
+        now = self.sim.now
+        self._boundary_call = None
+        if self._in_flight:
+            self._complete(self._in_flight.popleft(), now)
+        scheduler = self.scheduler
+        while len(self._in_flight) < self._depth and not (scheduler.idle and not scheduler.pins):
+            batch = scheduler.schedule(now)
+            if batch.effects:
+                self._wake_at(min(effect.time for effect in batch.effects))
+            if not batch.requests:
+                self._watch(batch)
+                break
+            completion = self.executor.start(batch, now)
+            self.busy_seconds += completion.device_seconds
+            self._in_flight.append(_InFlight(batch, completion))
+            self._watch(batch)
+        if self._in_flight:
+            self._boundary_call = self.sim.at(self._in_flight[0].completion.ends, self._boundary, BOUNDARY, id=self.id)
+        if self._waking and not scheduler.idle:
+            self._ask_wakeups(now)
+
+    def _complete(self, done: _InFlight, now: float) -> None:
+        batch = done.batch
+        self.step_ends.append(now)
+        outcomes = self.scheduler.complete(batch, now)
+        if outcomes.tokens:
+            self._fruitless_steps = self._fruitless_tokens = 0
+        if now >= self._next_sample and self._steps is not None:
+            self._sample(batch, done.completion, now)
+        if self._tell_steps:
+            scheduler = self.scheduler
+            seconds = done.completion.device_seconds
+            fact = StepEnded(now, self.id, seconds, batch.tokens, len(scheduler.running), len(scheduler.queue))
+            self._listeners.tell(fact)
+        for request in outcomes.finished:
+            request.ended = now
+            self._on_end(request)
+
+    def _sample(self, batch: Batch, completion: Completion, now: float) -> None:
+        assert self._steps is not None
+        scheduler = self.scheduler
+        self._steps.append((
+            now, self.id, batch.step, completion.device_seconds, batch.tokens, len(batch.counts), len(scheduler.running),
+            len(scheduler.queue), scheduler.pool.num_free, len(batch.preempted),
+        ))
+        self._next_sample = now + self._sample_every
+
+    # --- wake-ups -----------------------------------------------------------------------------------------------------
+
+    def _wake_at(self, time: float, policy: Policy | None = None) -> None:
+        """One timer for the earliest wake-up; later ones are asked for again at the boundary that follows it."""
+        if self._timer is not None and self._timer.fn is not None and self.sim.now < self._timer.time <= time:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.sim.at(time, self._woken, TIMER, id=self.id, args=(policy,))
+
+    def _ask_wakeups(self, now: float) -> None:
+        for policy in self._waking:
+            time = policy.next_wakeup(now)
+            if not time > now:
+                raise PolicyError(policy, now, f"next_wakeup answered {time!r}; allowed: a time after now, or inf")
+            if time < inf:
+                self._wake_at(time, policy)
+
+    def _woken(self, policy: Policy | None) -> None:
+        self._timer = None
+        if policy is not None and not self.scheduler.idle:
+            self.scheduler.wake(policy, self.sim.now)
+        self._poke()
+
+    # --- watchdog -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, batch: Batch) -> None:
+        """End a run whose decisions bring no token: preemption for ever, or wake-ups that change nothing."""
+        self._fruitless_steps += 1
+        tokens = batch.tokens
+        self.computed_tokens += tokens
+        self._fruitless_tokens += tokens
+        if self._fruitless_steps < _PATIENCE:
+            return
+        scheduler = self.scheduler
+        known = scheduler.engine.running_tokens + scheduler.engine.waiting_tokens
+        if self._fruitless_tokens > 4 * known or self._fruitless_steps > _PATIENCE * 100:
+            waiting = [r.id for r in scheduler.queue.in_order()[:5]]
+            running = [r.id for r in scheduler.running[:5]]
+            raise NoProgress(
+                f"replica {self.id} at t={self.sim.now:.6f} s: {self._fruitless_steps} steps and {self._fruitless_tokens} "
+                f"computed tokens brought no output token; running requests {running}, waiting requests {waiting}"
+            )

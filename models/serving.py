@@ -1,0 +1,198 @@
+"""One run: a workload played on a cluster of equal replicas under one set of policies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from simcore.models.cluster import Cluster
+from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Retention
+from simcore.models.engine import EngineSettings
+from simcore.models.executor import SimulatedExecutor
+from simcore.models.facts import Listeners
+from simcore.models.metrics import Slo, programs_table, summarise, token_times, with_metrics
+from simcore.models.replica import STEP_COLUMNS, Replica
+from simcore.models.scheduler import Batch, Scheduler
+from simcore.models.step_time import StepTables
+from simcore.models.views import Site
+from simcore.randomness import generator
+from simcore.recorder import Recorder
+from simcore.simulation import Simulation
+from simcore.traces.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DECISION_COLUMNS = {"time": "float64", "kind": "string", "replica": "int64", "request": "int64", "answer": "string"}
+Kind = TypeVar("Kind", bound=Policy)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What serves: `replicas` engines of the same settings and cost model. `max_model_len` and `num_blocks` (vLLM's
+    num_gpu_blocks, block 0 included) are those in force, read from the model and the GPU where the settings leave them
+    open. The overheads are the host's (see SimulatedExecutor)."""
+
+    settings: EngineSettings
+    replicas: int
+    num_blocks: int
+    max_model_len: int
+    tables: StepTables
+    window: int = 0
+    step_overhead: float = 0.0
+    sequence_overhead: float = 0.0
+    gpus_per_replica: int = 1
+    kv_bytes_per_token: float = 0.0
+    num_layers: int = 0
+
+    def executor(self) -> SimulatedExecutor:
+        return SimulatedExecutor(
+            self.tables, window=self.window, step_overhead=self.step_overhead, sequence_overhead=self.sequence_overhead,
+            asynchronous=self.settings.async_scheduling,
+        )
+
+    def prefill_seconds(self, tokens: int, prefix: int = 0) -> float:
+        """Seconds to compute `tokens` prompt tokens after `prefix` cached ones, alone on a replica."""
+        executor, now, done = self.executor(), 0.0, 0
+        while done < tokens:
+            count = min(tokens - done, self.settings.step_budget)
+            batch = Batch(0, counts=[count], before=[prefix + done], samples=[done + count == tokens])
+            now = executor.start(batch, now).ends
+            done += count
+        return now
+
+
+@dataclass(frozen=True)
+class Policies:
+    """How to make each kind of policy: admission and retention once a replica, routing once a cluster.
+
+    `retention` may return the very object that `admission` returned for the same replica (one class serving both).
+    """
+
+    admission: Callable[[int], Admission]
+    retention: Callable[[int, Admission], Retention]
+    replica_routing: Callable[[], ReplicaRouting]
+
+
+@dataclass
+class RunResult:
+    """Tables of one run (pandas): requests, programs, steps (sampled), decisions, transfers; and its summary.
+
+    `step_ends[r]`: end times of replica r's steps; `token_steps[i]`: runs of steps that brought request i's tokens.
+    `speed` is about the simulator, not the simulated: it differs from run to run and goes to run.json only.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    summary: dict[str, Any]
+    speed: dict[str, Any]
+    oracles: tuple[str, ...] = ()
+    step_ends: list[np.ndarray] = field(default_factory=list, repr=False)
+    token_steps: dict[int, list[int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        return self.tables["requests"]
+
+    @property
+    def programs(self) -> pd.DataFrame:
+        return self.tables["programs"]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        return self.tables["steps"]
+
+    @property
+    def decisions(self) -> pd.DataFrame:
+        return self.tables["decisions"]
+
+    def token_times(self, request: int) -> np.ndarray:
+        """When each output token of the request was delivered, float64[generated tokens], s."""
+        runs = self.token_steps.get(request, [])
+        replica = int(self.requests["replica"].to_numpy()[request])
+        return token_times(runs, self.step_ends[replica]) if runs else np.zeros(0)
+
+    def itls(self, request: int) -> np.ndarray:
+        """Gaps between the request's tokens, float64[generated tokens - 1], s."""
+        return np.diff(self.token_times(request))
+
+
+def serve(
+    workload: Workload, deployment: Deployment, policies: Policies, *, slo: Slo | None = None,
+    usd_per_gpu_hour: float | None = None, seed: int = 0, horizon: float = inf, sample_every: float = 1.0,
+    progress: Callable[[float], None] | None = None,
+) -> RunResult:
+    """Play `workload` and return its tables. `horizon`: simulated seconds after which the run is cut.
+
+    Raises PolicyError for an illegal decision and NoProgress when decisions bring no token for long.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()  # for sim_speed alone; no decision sees them
+    sim = Simulation(seed)
+    recorder = Recorder()
+    decisions = recorder.table("decisions", DECISION_COLUMNS)
+    steps = recorder.table("steps", STEP_COLUMNS)
+    settings = deployment.settings
+    site = Site(
+        settings, deployment.num_blocks - 1, deployment.kv_bytes_per_token, deployment.num_layers, deployment.replicas,
+        deployment.prefill_seconds,
+    )
+    router = policies.replica_routing()
+    router.start(site, generator(seed, "policy", "replica_routing"))
+    used: list[Policy] = [router]
+    replicas: list[Replica] = []
+
+    def log(now: float, kind: str, replica: int, request: int, answer: str) -> None:
+        decisions.append((now, kind, replica, request, answer))
+
+    for r in range(deployment.replicas):
+        admission = policies.admission(r)
+        retention = policies.retention(r, admission)
+        for kind, policy in {id(p): (k, p) for k, p in (("retention", retention), ("admission", admission))}.values():
+            policy.start(site, generator(seed, "policy", kind, r))
+        listeners = Listeners([admission, retention, router])
+        scheduler = Scheduler(
+            settings, deployment.num_blocks, admission, retention, max_model_len=deployment.max_model_len,
+            listeners=listeners, log=lambda now, kind, id, answer, r=r: log(now, kind, r, id, answer),  # type: ignore[misc]
+        )
+        replicas.append(Replica(
+            sim, r, scheduler, deployment.executor(), lambda request: cluster.request_ended(request),
+            listeners=listeners, steps=steps, sample_every=sample_every,
+        ))
+        used += [admission, retention]
+    cluster = Cluster(
+        sim, workload, replicas, router, recorder, block_size=settings.block_size, log=log, progress=progress)
+    cluster.start()
+    sim.run_until(horizon)
+    cluster.close(stuck=sim.peek() == inf)
+    ended_wall, ended_cpu = time.perf_counter(), time.process_time()
+
+    tables = recorder.frames()
+    tables["requests"] = with_metrics(tables["requests"])
+    tables["programs"] = programs_table(tables["requests"])
+    step_ends = [np.array(replica.step_ends) for replica in replicas]
+    result = RunResult(
+        tables, {}, {}, tuple(sorted({type(p).__name__ for p in used if p.oracle})), step_ends, cluster.token_steps)
+    gaps = [result.itls(i) for i in sorted(cluster.token_steps)]
+    result.summary = summarise(
+        tables["requests"], np.concatenate(gaps) if gaps else np.zeros(0), slo=slo or Slo(),
+        gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
+        busy_seconds=[replica.busy_seconds for replica in replicas],
+    )
+    total_steps = sum(len(ends) for ends in step_ends)
+    result.summary |= {"steps": total_steps, "computed_tokens": sum(replica.computed_tokens for replica in replicas)}
+    seconds = ended_cpu - cpu
+    result.speed = {
+        "wall_seconds": ended_wall - wall, "cpu_seconds": seconds, "events": sim.events, "steps": total_steps,
+        "requests_per_cpu_second": len(workload) / seconds if seconds else None,
+        "output_tokens_per_cpu_second": result.summary["total_output_tokens"] / seconds if seconds else None,
+        "cpu_us_per_step": 1e6 * seconds / total_steps if total_steps else None,
+        "steps_per_request": total_steps / len(workload) if len(workload) else None,
+        "decisions_per_request": len(decisions) / len(workload) if len(workload) else None,
+        "real_time_factor": sim.now / (ended_wall - wall) if ended_wall > wall else None,
+        "path": "step-by-step",
+    }
+    return result

@@ -1,0 +1,61 @@
+"""The waiting queue: a heap by (policy key, request id), with removal and re-keying by invalidating the old entry."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from simcore.models.request import Request
+
+
+class WaitingQueue:
+    """Requests in service order. Entries are lists [key, id, request]; a dead entry holds None for the request."""
+
+    def __init__(self) -> None:
+        self.tokens = 0  # known tokens of all waiting requests
+        self.programs: dict[int, int] = {}  # program -> how many of its requests wait
+        self._heap: list[list[Any]] = []
+        self._alive = 0
+
+    def __len__(self) -> int:
+        return self._alive
+
+    def push(self, request: Request, key: tuple) -> None:
+        request.queue_entry = [key, request.id, request]
+        heappush(self._heap, request.queue_entry)
+        self._alive += 1
+        self.tokens += request.known
+        self.programs[request.program] = self.programs.get(request.program, 0) + 1
+
+    def head(self) -> Request:
+        """The next request to serve; the queue is not empty."""
+        heap = self._heap
+        while heap[0][2] is None:
+            heappop(heap)
+        return heap[0][2]
+
+    def head_key(self) -> tuple:
+        self.head()
+        return self._heap[0][0]
+
+    def remove(self, request: Request) -> None:
+        """Take a waiting request out, wherever it stands."""
+        entry = request.queue_entry
+        assert entry is not None
+        entry[2] = request.queue_entry = None
+        if self._heap[0] is entry:
+            heappop(self._heap)
+        self._alive -= 1
+        self.tokens -= request.known
+        left = self.programs[request.program] - 1
+        if left:
+            self.programs[request.program] = left
+        else:
+            del self.programs[request.program]
+        if len(self._heap) > 64 + 4 * self._alive:  # dead entries of a policy that re-keys often
+            self._heap = [entry for entry in self._heap if entry[2] is not None]
+            heapify(self._heap)
+
+    def in_order(self) -> list[Request]:
+        """All waiting requests, next first (for reports and tests)."""
+        return [entry[2] for entry in sorted(entry[:2] + [entry[2]] for entry in self._heap if entry[2] is not None)]

@@ -1,0 +1,64 @@
+"""Fan-out over processes: results in the order of the jobs, progress while they run, the first error as it was raised."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from typing import Any, TypeVar
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+Report = Callable[[int, float], Any]  # (job number, share done in 0..1)
+
+_shares: Any = None  # in a worker: the shared array of shares done
+
+
+def fan_out(
+    work: Callable[[Job, Callable[[float], Any]], Result], jobs: Sequence[Job], *, processes: int, report: Report | None = None
+) -> list[Result]:
+    """`[work(job, progress) for job in jobs]` on up to `processes` processes.
+
+    `work` is a module-level function; it calls `progress(share)` as it goes. With one process, or one job, nothing is
+    spawned. Results do not depend on `processes`.
+    """
+    report = report or (lambda number, share: None)
+    if processes <= 1 or len(jobs) <= 1:
+        results = []
+        for number, job in enumerate(jobs):
+            results.append(work(job, lambda share, number=number: report(number, share)))  # type: ignore[misc]
+            report(number, 1.0)
+        return results
+    context = multiprocessing.get_context("spawn")
+    shares = context.Array("d", len(jobs), lock=False)
+    with ProcessPoolExecutor(min(processes, len(jobs)), context, _start_worker, (shares,)) as pool:
+        futures = [pool.submit(_run, work, number, job) for number, job in enumerate(jobs)]
+        pending = set(futures)
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.2)
+                for number, share in enumerate(shares):
+                    report(number, share)
+                for future in done:
+                    future.result()  # raise the first failure at once
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
+        return [future.result() for future in futures]
+
+
+def _start_worker(shares: Any) -> None:
+    global _shares
+    _shares = shares
+
+
+def _run(work: Callable[[Any, Callable[[float], Any]], Any], number: int, job: Any) -> Any:
+    def progress(share: float) -> None:
+        _shares[number] = share
+
+    result = work(job, progress)
+    progress(1.0)
+    return result
