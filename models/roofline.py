@@ -31,7 +31,6 @@ from simcore.models.step_time import (
     QK_PAIRS,
     QK_PAIRS_WINDOW,
     SAMPLED,
-    SEQUENCES,
     TOKENS,
     StepTables,
 )
@@ -64,10 +63,11 @@ class RooflineAssumptions(BaseModel):
     link_efficiency: float = _share(0.75, "share of peak link bandwidth in an all-reduce")
     # NVIDIA aiconfigurator takes 10 us for a point-to-point message.
     allreduce_latency: float = _seconds(10e-6, "seconds of an all-reduce of no bytes")
+    # The host's work is no operator: SimulatedExecutor adds it, or hides it under asynchronous scheduling.
     # Scheduling, input preparation and launches that the GPU waits for: of the order of a millisecond in Python engines.
-    step_overhead: float = _seconds(1e-3, "seconds of a step outside the operators")
+    step_overhead: float = _seconds(1e-3, "host seconds a step")
     # Sampling, detokenisation and output handling: of the order of ten microseconds a sequence.
-    sequence_overhead: float = _seconds(10e-6, "seconds of a step for each sequence in it")
+    sequence_overhead: float = _seconds(10e-6, "host seconds a sequence and step")
 
     def listed(self) -> dict[str, float]:
         """Each assumed number by name, as results print it."""
@@ -128,7 +128,6 @@ def roofline_operators(
         builder.norms(group.count)
         builder.all_reduce(2 * group.count)  # after the output projection and after the MLP
     builder.lm_head()
-    builder.overheads()
     return [
         Operator(name, tuple(count * x for x in compute), tuple(count * x for x in memory))
         for (name, compute, memory), count in builder.rows.items()
@@ -238,10 +237,6 @@ class _Builder:
             link = self.gpu.link_bandwidth * self.assumed.link_efficiency
             sent = (self.tp - 1) / self.tp * self.llm.vocab * BF16_BYTES
             self.add("logits_gather", 1, {}, {SAMPLED: sent / link, CONSTANT: self.assumed.allreduce_latency})
-
-    def overheads(self) -> None:
-        seconds = {CONSTANT: self.assumed.step_overhead, SEQUENCES: self.assumed.sequence_overhead}
-        self.add("overhead", 1, {}, seconds)
 
 
 def _columns(seconds: dict[int, float]) -> tuple[float, ...]:

@@ -80,7 +80,7 @@ def write_csv(workload: Workload, path: str | Path) -> None:
         if not tool.strip():
             raise TraceError(str(path), "tools", found=tool, allowed="names that are not blank")
     with replacing(path) as stream:
-        out = csv.writer(stream, lineterminator="\n")
+        out = csv.writer(stream)  # lines end in CR LF (RFC 4180): with LF alone, a CR in a name would go unquoted
         out.writerow(_COLUMNS)
         for row in _rows(workload):
             row["wait_for"] = " ".join(str(k) for k in row.get("wait_for", []))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from simcore.errors import ConfigError
 from simcore.models.gpu import load_gpu
+from simcore.models.hf_config import load_llm
 from simcore.models.kv_capacity import MemoryAssumptions, kv_capacity
-from simcore.models.llm import load_llm
 
 H100 = load_gpu("h100-sxm")
 SETTINGS = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simcore.errors import ConfigError
 from simcore.models.dtypes import matrix_bytes
-from simcore.models.llm import PRESETS, llm_names, load_llm
+from simcore.models.hf_config import PRESETS, llm_names, load_llm
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from simcore.errors import ConfigError
 from simcore.models.gpu import load_gpu
-from simcore.models.llm import load_llm
+from simcore.models.hf_config import load_llm
 from simcore.models.roofline import RooflineAssumptions, distinct_experts, roofline_operators, roofline_tables
 from simcore.models.step_time import (
     CHUNKS,

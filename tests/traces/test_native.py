@@ -82,6 +82,15 @@ def test_csv_refuses_to_lose_identity(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_carriage_return_in_a_tool_name_survives_csv(tmp_path: Path) -> None:
+    workload = build(
+        arrival=np.zeros(1), input_tokens=np.array([3]), output_tokens=np.array([1]), source=Source("here"),
+        tools=("a\rb",), tool=np.array([0]),
+    )
+    write_csv(workload, tmp_path / "w.csv")
+    assert read_csv(tmp_path / "w.csv").tools == ("a\rb",)
+
+
 def test_csv_refuses_a_tool_name_that_would_read_as_none(tmp_path: Path) -> None:
     workload = build(
         arrival=np.zeros(1), input_tokens=np.array([3]), output_tokens=np.array([1]), source=Source("here"),

@@ -1,0 +1,228 @@
+"""A study file: what is served, by what, under which policies, and what is compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from simcore.config import Document, Seconds
+from simcore.errors import ConfigError
+from simcore.models.engine import EngineSettings
+from simcore.models.metrics import Slo
+from simcore.models.roofline import RooflineAssumptions
+
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Lognormal(Strict):
+    mean: Above0
+    sd: Annotated[float, Field(ge=0)]
+
+
+class PoissonWorkload(Strict):
+    """Poisson arrivals; lengths are a constant, a log-normal or a list to draw from."""
+
+    kind: Literal["poisson"] = "poisson"
+    requests: Annotated[int, Field(ge=1)]
+    rate: Annotated[float, Field(ge=0, description="requests/s; 0 = all at once")]
+    input_tokens: Annotated[int, Field(ge=1)] | Lognormal | list[Annotated[int, Field(ge=1)]]
+    output_tokens: Annotated[int, Field(ge=1)] | Lognormal | list[Annotated[int, Field(ge=1)]]
+    prefix_groups: Annotated[int, Field(ge=0)] = 0
+    prefix_tokens: Annotated[int, Field(ge=0)] = 0
+
+
+class TraceSlice(Strict):
+    start: Seconds = 0.0
+    end: Seconds = inf
+
+
+class WorkloadConfig(Strict):
+    """Either `trace` (a shipped trace's name, or a file) or `generate`; then, in this order, dequantise, slice, thin, head."""
+
+    trace: str | None = None
+    format: Literal["mooncake", "azure", "csv", "jsonl"] | None = None
+    skip_bad: bool = False
+    dequantise: Seconds | None = None
+    slice: TraceSlice | None = None
+    thin: Share | None = Field(None, description="share of the sessions to keep")
+    head: Annotated[int, Field(ge=1)] | None = Field(None, description="first requests only")
+    generate: PoissonWorkload | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkloadConfig:
+        if (self.trace is None) == (self.generate is None):
+            raise ValueError("give either trace or generate")
+        return self
+
+
+class ModelConfig(Strict):
+    name: str
+    weight_dtype: Literal["bf16", "fp8", "fp8_block", "int4", "mxfp4", "nvfp4"] | None = None
+    kv_cache_dtype: Literal["auto", "bf16", "fp8"] = "auto"
+
+
+class ClusterConfig(Strict):
+    replicas: Annotated[int, Field(ge=1)] = 1
+    gpu: str = "h100-sxm"
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+
+
+class PolicyConfig(BaseModel):
+    """A policy's name and, beside it, the parameters of its constructor."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{k}={v}" for k, v in self.parameters.items())
+        return f"{self.name}({inside})" if inside else self.name
+
+
+class PoliciesConfig(Strict):
+    """One policy a decision point. A point left out is served by the policy of another point if that serves it too, else
+    by the default (fcfs, lru, round-robin)."""
+
+    admission: PolicyConfig | str | None = None
+    retention: PolicyConfig | str | None = None
+    replica_routing: PolicyConfig | str | None = None
+
+
+class SloConfig(Strict):
+    ttft_ms: Above0 | None = None
+    tpot_ms: Above0 | None = None
+    e2el_ms: Above0 | None = None
+
+
+class CostConfig(Strict):
+    usd_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
+
+
+class CompareConfig(Strict):
+    """`vary`: key -> values; each combination is an arm. The first arm is the one that the others are compared with."""
+
+    vary: dict[str, list[Any]] = Field(default_factory=dict)
+    headline: str = "ttft_mean"
+
+
+class Study(Strict):
+    """A study. Keys that are assumptions of the user's (slo, cost) are printed beside every headline."""
+
+    name: str = "study"
+    workload: WorkloadConfig
+    model: ModelConfig | str
+    cluster: ClusterConfig = ClusterConfig()
+    engine: EngineSettings = EngineSettings()
+    cost_model: RooflineAssumptions = RooflineAssumptions()
+    policies: PoliciesConfig = PoliciesConfig()
+    slo: SloConfig = SloConfig()
+    cost: CostConfig = CostConfig()
+    compare: CompareConfig = CompareConfig()
+    seeds: Annotated[list[int], Field(min_length=1)] = [1]
+    horizon: Seconds = Field(inf, gt=0, description="simulated time after which the run is cut")
+    sample_every: Seconds = Field(1.0, ge=0, description="least time between two rows of the steps table")
+
+    @property
+    def llm(self) -> ModelConfig:
+        return ModelConfig(name=self.model) if isinstance(self.model, str) else self.model
+
+    def policy(self, kind: str) -> PolicyConfig | None:
+        value = getattr(self.policies, kind)
+        return PolicyConfig(name=value) if isinstance(value, str) else value
+
+    @property
+    def limits(self) -> Slo:
+        return Slo(**self.slo.model_dump())
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison: a label and the study with its keys set."""
+
+    label: str
+    study: Study
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A study, its arms, and the folder that policies outside the tree are looked up in."""
+
+    path: Path
+    study: Study
+    arms: list[Arm]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent.resolve()
+
+
+def read_study(
+    path: str | Path, settings: Sequence[str] = (), vary: Sequence[str] = (), goodput: Sequence[str] = ()
+) -> StudyFile:
+    """Read and check a study file. `settings`: `key=value`; `vary`: `key=a,b,c` (replaces the file's); `goodput`:
+    `ttft:500 tpot:50` in ms (replaces the file's SLO). Raises ConfigError."""
+    document = Document(Path(path))
+    document.override(settings)
+    if goodput:
+        document.put("slo", _parse_goodput(goodput), f"--goodput {' '.join(goodput)}")
+    if vary:
+        document.put("compare.vary", dict(_parse_vary(item) for item in vary), f"--vary {' '.join(vary)}")
+    study = document.validate(Study)
+    axes = study.compare.vary
+    for key, values in axes.items():
+        if not values:
+            raise ConfigError(document.where(("compare", "vary", key)), f"compare.vary.{key}", found=values,
+                              allowed="a list of at least one value")
+    arms = []
+    for values in itertools.product(*axes.values()):
+        variant = document.copy()
+        for key, value in zip(axes, values, strict=True):
+            variant.put(key, value, document.where(("compare", "vary", key)))
+        label = ", ".join(_label(key, value, len(axes)) for key, value in zip(axes, values, strict=True))
+        arms.append(Arm(label or study.name, variant.validate(Study)))
+    labels = [arm.label for arm in arms]
+    if len(set(labels)) < len(labels):
+        raise ConfigError(document.where(("compare", "vary")), "compare.vary", found=labels, why="the same value stands twice")
+    return StudyFile(Path(path), study, arms)
+
+
+def _label(key: str, value: Any, axes: int) -> str:
+    if isinstance(value, dict) and "name" in value:
+        value = PolicyConfig(**value)
+    return str(value) if axes == 1 else f"{key.split('.')[-1]}={value}"
+
+
+def _parse_goodput(items: Sequence[str]) -> dict[str, float]:
+    limits: dict[str, float] = {}
+    for item in (part for text in items for part in text.split()):
+        name, _, value = item.partition(":")
+        try:
+            if name not in ("ttft", "tpot", "e2el"):
+                raise ValueError
+            limits[f"{name}_ms"] = float(value)
+        except ValueError:
+            raise ConfigError(f"--goodput {item}", allowed="ttft:MS, tpot:MS or e2el:MS, e.g. ttft:500 tpot:50") from None
+    return limits
+
+
+def _parse_vary(item: str) -> tuple[str, list[Any]]:
+    import yaml
+
+    key, sign, text = item.partition("=")
+    if not sign or not text:
+        raise ConfigError(f"--vary {item}", allowed="key.path=a,b,c, e.g. policies.replica_routing=round-robin,least-loaded")
+    return key, [yaml.safe_load(part) for part in text.split(",")]
