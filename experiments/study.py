@@ -48,7 +48,7 @@ class TraceSlice(Strict):
 
 
 class WorkloadConfig(Strict):
-    """Either `trace` (a shipped trace's name, or a file) or `generate`; then, in this order, dequantise, slice, thin, head."""
+    """Either `trace` (a shipped trace's name, or a file) or `generate`; then in this order dequantise, slice, thin, head."""
 
     trace: str | None = None
     format: Literal["mooncake", "azure", "csv", "jsonl"] | None = None
@@ -164,10 +164,30 @@ class StudyFile:
     path: Path
     study: Study
     arms: list[Arm]
+    document: Document
 
     @property
     def folder(self) -> Path:
         return self.path.parent.resolve()
+
+
+    def located(self, error: ConfigError) -> ConfigError:
+        """The error of a part that knows only its own key, with the line of the study that set it."""
+        key = _KEYS.get(error.where, error.where)
+        path = tuple(key.split("."))
+        if path[0] not in Study.model_fields:
+            return error
+        varied = ("compare", "vary", key)
+        where = self.document.where(varied if varied in self.document.lines or varied in self.document.overridden else path)
+        rest = f"{key}.{error.key}" if error.key else key
+        return ConfigError(where, rest, found=error.found, allowed=error.allowed, why=error.why)
+
+
+# What parts call a thing, and the key of the study that sets it.
+_KEYS = {
+    "llm": "model", "gpu": "cluster.gpu", "tensor_parallel_size": "cluster.tensor_parallel_size", "kv_capacity": "cluster",
+    "num_gpu_blocks": "engine.num_gpu_blocks",
+}
 
 
 def read_study(
@@ -196,8 +216,8 @@ def read_study(
         arms.append(Arm(label or study.name, variant.validate(Study)))
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
-        raise ConfigError(document.where(("compare", "vary")), "compare.vary", found=labels, why="the same value stands twice")
-    return StudyFile(Path(path), study, arms)
+        raise ConfigError(document.where(("compare", "vary")), "compare.vary", found=labels, why="a value stands twice")
+    return StudyFile(Path(path), study, arms, document)
 
 
 def _label(key: str, value: Any, axes: int) -> str:

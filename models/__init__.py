@@ -1,1 +1,1 @@
-"""Components: LLM architectures, GPUs, cost models, KV cache, scheduler, replica, cluster, metrics; and the decision points."""
+"""Components: LLM architectures, GPUs, cost models, KV cache, scheduler, replica, cluster, metrics; the decision points."""

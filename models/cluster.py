@@ -30,8 +30,8 @@ class Cluster:
     """Plays a workload against replicas. Every request ends as finished, refused, cancelled or unfinished."""
 
     def __init__(
-        self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder, *,
-        block_size: int, log: Callable[[float, str, int, int, str], None] | None = None,
+        self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder,
+        *, block_size: int, log: Callable[[float, str, int, int, str], None] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self.sim = sim
@@ -48,6 +48,7 @@ class Cluster:
         self._views = [ReplicaView(replica) for replica in replicas]
         self._program_arrival: dict[int, float] = {}
         self._program_last_end: dict[int, float] = {}
+        self._program_live: dict[int, int] = {}  # turns that have arrived and not ended
         self._program_left = np.bincount(workload.program, minlength=workload.n_programs).tolist()
         self._last_turn = _last_of_program(workload)
         self._unmet = np.diff(workload.wait_offsets).tolist()  # requests that each one still waits for
@@ -94,10 +95,11 @@ class Cluster:
             self._program_arrival[request.program] = now
             self._tell(ProgramStarted(now, request.program))
         request.program_arrival = self._program_arrival[request.program]
-        gap = now - self._program_last_end.get(request.program, nan)
+        gap = self._gap(request)
+        self._program_live[request.program] = self._program_live.get(request.program, 0) + 1
         answer = self.router.route(view_of(request, self.router), self._views, now)
         if isinstance(answer, tuple):
-            raise PolicyError(self.router, now, f"route answered {answer!r}; this cluster does not separate prefill and decode")
+            raise PolicyError(self.router, now, f"route answered {answer!r}; prefill and decode are not separate here")
         if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)) or not 0 <= answer < len(self.replicas):
             raise PolicyError(self.router, now, f"route answered {answer!r}; allowed: 0 .. {len(self.replicas) - 1}")
         replica = self.replicas[answer]
@@ -108,6 +110,13 @@ class Cluster:
             self.sim.at(now + self.router.decision_seconds, replica.submit, ARRIVAL, id=i, args=(request, gap))
         else:
             replica.submit(request, gap)
+
+    def _gap(self, request: Request) -> float:
+        """Seconds since the previous turn ended: what the trace says, else by the clock; NaN if a turn still runs."""
+        i, program = request.id, request.program
+        if self.workload.wait_offsets[i] == self.workload.wait_offsets[i + 1]:
+            return nan if self._program_live.get(program) else self.sim.now - self._program_last_end.get(program, nan)
+        return float(self.workload.gap[i])
 
     def _request(self, i: int, now: float) -> Request:
         w = self.workload
@@ -124,6 +133,7 @@ class Cluster:
         """A replica says that a request has finished or was refused."""
         self.replicas[request.replica].outstanding -= 1
         del self.live[request.id]
+        self._program_live[request.program] -= 1
         self._record(request, request.state, request.reason)
 
     def _record(self, request: Request, status: str, reason: str) -> None:
@@ -144,14 +154,14 @@ class Cluster:
         self._program_last_end[request.program] = now
         self._program_left[request.program] -= 1
         program_over = self.workload.ends_known and not self._program_left[request.program]
-        for i in self._dependents.get(request.id, ()):
-            if status == "finished":
+        if status == "finished":
+            for i in self._dependents.get(request.id, ()):
                 self._unmet[i] -= 1
                 if not self._unmet[i]:
                     at = now + float(self.workload.gap[i])
                     self.sim.at(at, self._arrive, TOOL_RETURN, id=i, args=(i,))
-            elif self._unmet[i] >= 0:
-                self._cancel(i, f"waits for request {request.id}, which was {status}")
+        elif status == "refused":
+            self._cancel_dependents(request.id)
         if program_over:
             for replica in self.replicas:
                 replica.end_program(request.program)
@@ -160,11 +170,18 @@ class Cluster:
             self._progress(self.ended / len(self.workload))
         request.forget_work()
 
-    def _cancel(self, i: int, reason: str) -> None:
-        self._unmet[i] = -1
-        request = self._request(i, nan)
-        request.ended = self.sim.now
-        self._record(request, "cancelled", reason)
+    def _cancel_dependents(self, refused: int) -> None:
+        """Cancel all that waits for it, directly or not (a loop: a session may have more turns than Python has frames)."""
+        gone = [(refused, "refused")]
+        while gone:
+            k, status = gone.pop()
+            for i in self._dependents.get(k, ()):
+                if self._unmet[i] >= 0:
+                    self._unmet[i] = -1
+                    request = self._request(i, nan)
+                    request.ended = self.sim.now
+                    self._record(request, "cancelled", f"waits for request {k}, which was {status}")
+                    gone.append((i, "cancelled"))
 
     # --- policies -----------------------------------------------------------------------------------------------------
 
@@ -176,9 +193,11 @@ class Cluster:
 
     def _ask_router_wakeup(self) -> None:
         if self._router_wakes and self.ended < len(self.workload):
+            if self.sim.peek() == inf:
+                return  # nothing else will happen: a router alone moves no request
             time = self.router.next_wakeup(self.sim.now)
             if not time > self.sim.now:
-                raise PolicyError(self.router, self.sim.now, f"next_wakeup answered {time!r}; allowed: later than now, or inf")
+                raise PolicyError(self.router, self.sim.now, f"next_wakeup answered {time!r}; allowed: after now, or inf")
             if time < inf:
                 self._timer = self.sim.at(time, self._wake_router, TIMER)
 

@@ -1,4 +1,4 @@
-"""Settings of one engine (a replica's scheduler and KV pool), under vLLM's names and defaults, and what its version means."""
+"""Settings of one engine (a replica's scheduler and KV pool), under vLLM's names and defaults; what its version means."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EngineSettings(BaseModel):
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits now")
-    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of blocks kept free at admission (0.24.0)")
+    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share left free at admission (0.24.0)")
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(0, description="cap on a prefill chunk, 0 = none")
     long_prefill_token_threshold_adaptive: bool = Field(
         False, description="raise that cap to max_num_batched_tokens // (running + waiting) (0.33.0)"

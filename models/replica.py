@@ -20,6 +20,7 @@ STEP_COLUMNS = {
     "time": "float64", "replica": "int64", "step": "int64", "seconds": "float64", "tokens": "int64", "sequences": "int64",
     "running": "int64", "waiting": "int64", "free_blocks": "int64", "preempted": "int64",
 }
+_DECIDES = 1 << 16  # added to the id of a decision: at one instant all replicas complete before any decides
 _PATIENCE = 1000  # steps or wake-ups without a token before the watchdog looks at the tokens they computed
 
 
@@ -52,7 +53,7 @@ class Replica:
         self._depth = 2 if scheduler.settings.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
         self._boundary_call: Call | None = None
-        self._timer: Call | None = None
+        self._timers: dict[Policy | None, Call] = {}  # the next wake-up of each policy; None = of the pins
         self._listeners = listeners or Listeners()
         self._tell_steps = self._listeners.wants(StepEnded)
         self._steps = steps
@@ -92,6 +93,9 @@ class Replica:
         need = -(-(total - 1) // scheduler.settings.block_size)  # the last token is sampled, its KV is never written
         if need > scheduler.pool.usable:
             return f"needs {need} KV blocks; the replica has {scheduler.pool.usable}"
+        budget = scheduler.settings.step_budget
+        if not scheduler.settings.enable_chunked_prefill and total - 1 > budget:  # it may be recomputed whole
+            return f"{total - 1} tokens to compute at once without chunked prefill; a step computes at most {budget}"
         return ""
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -100,13 +104,24 @@ class Replica:
         """Something changed. A busy replica sees it at its next boundary; an idle one gets a boundary now, after
         everything else that happens at this instant."""
         if not self._in_flight and self._boundary_call is None:
-            self._boundary_call = self.sim.at(self.sim.now, self._boundary, BOUNDARY, id=self.id)
+            self._boundary_call = self.sim.at(self.sim.now, self._decide, BOUNDARY, id=_DECIDES + self.id)
 
     def _boundary(self) -> None:
+        """The oldest batch ends, and the next is decided: at once, or after what else happens at this instant (the next
+        turn of a program whose turn has just ended may be there without delay)."""
         now = self.sim.now
         self._boundary_call = None
-        if self._in_flight:
-            self._complete(self._in_flight.popleft(), now)
+        self._complete(self._in_flight.popleft(), now)
+        if self._boundary_call is not None:
+            return  # a program that ended here has poked this replica
+        if self.sim.peek() > now:
+            self._decide()
+        else:
+            self._boundary_call = self.sim.at(now, self._decide, BOUNDARY, id=_DECIDES + self.id)
+
+    def _decide(self) -> None:
+        now = self.sim.now
+        self._boundary_call = None
         scheduler = self.scheduler
         while len(self._in_flight) < self._depth and not (scheduler.idle and not scheduler.pins):
             batch = scheduler.schedule(now)
@@ -114,6 +129,8 @@ class Replica:
                 self._wake_at(min(effect.time for effect in batch.effects))
             if not batch.requests:
                 self._watch(batch)
+                if batch.preempted and not self._in_flight:
+                    continue  # only blocks were given back: as vLLM's loop does, decide again with what is free now
                 break
             completion = self.executor.start(batch, now)
             self.busy_seconds += completion.device_seconds
@@ -153,12 +170,13 @@ class Replica:
     # --- wake-ups -----------------------------------------------------------------------------------------------------
 
     def _wake_at(self, time: float, policy: Policy | None = None) -> None:
-        """One timer for the earliest wake-up; later ones are asked for again at the boundary that follows it."""
-        if self._timer is not None and self._timer.fn is not None and self.sim.now < self._timer.time <= time:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.sim.at(time, self._woken, TIMER, id=self.id, args=(policy,))
+        """One timer each for the earliest pin and for every policy that wakes; what was asked for last stands."""
+        timer = self._timers.get(policy)
+        if timer is not None:
+            if timer.time == time:
+                return
+            timer.cancel()
+        self._timers[policy] = self.sim.at(time, self._woken, TIMER, id=self.id, args=(policy,))
 
     def _ask_wakeups(self, now: float) -> None:
         for policy in self._waking:
@@ -167,9 +185,11 @@ class Replica:
                 raise PolicyError(policy, now, f"next_wakeup answered {time!r}; allowed: a time after now, or inf")
             if time < inf:
                 self._wake_at(time, policy)
+            elif policy in self._timers:
+                self._timers.pop(policy).cancel()
 
     def _woken(self, policy: Policy | None) -> None:
-        self._timer = None
+        del self._timers[policy]
         if policy is not None and not self.scheduler.idle:
             self.scheduler.wake(policy, self.sim.now)
         self._poke()

@@ -92,7 +92,7 @@ class Request:
 
     def step_runs(self) -> list[int]:
         """All runs of token steps: [start, stop, start, stop, ...]."""
-        return self.token_steps + [self.steps_start, self.steps_stop] if self.steps_stop >= 0 else []
+        return [*self.token_steps, self.steps_start, self.steps_stop] if self.steps_stop >= 0 else []
 
     def forget_work(self) -> None:
         """Drop what only a living request needs (a long run keeps millions of ended ones)."""

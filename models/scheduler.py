@@ -263,6 +263,9 @@ class Scheduler:
         if self.settings.room_order == "pins_first":
             self._make_room(need, "decode", request)
         while need > pool.num_free:
+            alone = self.settings.room_order == "rows_first" and len(self.running) == 1
+            if alone and self._make_room(need, "decode", request):
+                break
             victim = self._victim(need)
             position = self.running.index(victim)
             del self.running[position]
@@ -277,8 +280,6 @@ class Scheduler:
             self._preempt(victim, batch)
             if victim is request:
                 return i, budget, False
-            if need > pool.num_free and self.settings.room_order == "rows_first" and len(self.running) <= 1:
-                self._make_room(need, "decode", request)
         return i, budget, True
 
     def _victim(self, need: int) -> Request:
@@ -351,7 +352,7 @@ class Scheduler:
             floor = self._watermark if self.running else 0
             short = -(-reach // block) - len(hits) + taken + floor - pool.num_free
             if short > 0:
-                if self._make_room(short + pool.num_free, "admission", request):
+                if self._make_room(short + pool.num_free, "admission", request) or queue.head() is not request:
                     continue  # look again: dropped pins may have held hits, and may have moved the head
                 break
             queue.remove(request)
@@ -392,8 +393,11 @@ class Scheduler:
         self.queue.push(request, self._key(request))
 
     def _key(self, request: Request) -> tuple:
+        key = self.admission.key(self._view(request, self.admission), self.now)
         self._charge(self.admission)
-        return self.admission.key(self._view(request, self.admission), self.now)
+        if not isinstance(key, tuple) or any(part != part for part in key):  # NaN has no place in an order
+            raise PolicyError(self.admission, self.now, f"key answered {key!r}; allowed: a tuple without NaN")
+        return key
 
     def _match(self, request: Request) -> list[int]:
         return self.pool.match(request.keys, (request.known - 1) // self._block) if self._caching else []
@@ -470,6 +474,8 @@ class Scheduler:
             answer = self.retention.at_turn_end(self._view(request, self.retention), self.engine)
             self._charge(self.retention)
         if isinstance(answer, Release):
+            if answer.reuse not in ("lru", "first", "never"):
+                raise PolicyError(self.retention, now, f"at_turn_end answered {answer!r}; allowed: lru, first, never")
             self.pool.give_back(request.blocks, answer.reuse)
             self._note("retention", request.id, answer.reuse)
         elif isinstance(answer, Pin):

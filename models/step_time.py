@@ -59,27 +59,44 @@ def step_time(tables: StepTables, features: np.ndarray) -> float:
     return total
 
 
-def features_of(sequences: Sequence[tuple[int, int, bool]], window: int = 0) -> np.ndarray:
-    """Features of a batch, the readable reference for the layout above: int64[FIXED + 2 * prefill chunks].
+def features(counts: Sequence[int], before: Sequence[int], samples: Sequence[bool], window: int = 0) -> np.ndarray:
+    """The integer features of a batch: int64[FIXED + 2 * prefill chunks].
 
-    A sequence is (tokens in the KV cache before the step, tokens computed in it, whether it yields a token).
-    `window` is the sliding window in tokens, a query itself included; 0, for a model without such layers, leaves both
-    window features at 0.
+    Sequence i computes `counts[i]` tokens after `before[i]` that are in the KV cache, and yields a token if `samples[i]`.
+    `window`: keys that a query of a sliding-window layer sees, itself included; 0 = no such layers, both features stay 0.
     """
-    features = np.zeros(FIXED, dtype=np.int64)
-    chunks: list[int] = []
-    for before, chunk, samples in sequences:
-        features[TOKENS] += chunk
-        features[SAMPLED] += samples
-        features[SEQUENCES] += 1
-        features[KV_READ] += before + chunk
-        features[QK_PAIRS] += chunk * before + chunk * (chunk + 1) // 2
+    out = [0] * FIXED
+    kv = pairs = kv_window = pairs_window = 0
+    for count, computed in zip(counts, before, strict=True):
+        if count == 1:
+            kv += computed + 1
+            pairs += computed + 1
+            if window:
+                seen = computed + 1 if computed < window else window
+                kv_window += seen
+                pairs_window += seen
+            continue
+        kv += computed + count
+        pairs += count * computed + count * (count + 1) // 2
         if window:
-            # The first `short` queries of the chunk still see everything before them, the others `window` keys each.
-            short = min(chunk, max(0, window - before))
-            features[KV_READ_WINDOW] += min(before, window - 1) + chunk
-            features[QK_PAIRS_WINDOW] += short * before + short * (short + 1) // 2 + (chunk - short) * window
-        if chunk > 1:
-            features[CHUNKS] += 1
-            chunks += [chunk, before]
-    return np.concatenate([features, np.array(chunks, dtype=np.int64)])
+            kv_window += min(computed, window - 1) + count
+            pairs_window += window_pairs(count, computed, window)
+        out[CHUNKS] += 1
+        out += (count, computed)
+    out[TOKENS] = sum(counts)
+    out[SAMPLED] = sum(samples)
+    out[SEQUENCES] = len(counts)
+    out[KV_READ], out[QK_PAIRS], out[KV_READ_WINDOW], out[QK_PAIRS_WINDOW] = kv, pairs, kv_window, pairs_window
+    return np.array(out, dtype=np.int64)
+
+
+def window_pairs(count: int, computed: int, window: int) -> int:
+    """Query-key pairs of `count` new tokens after `computed` ones when each query sees at most `window` keys."""
+    growing = min(count, max(0, window - computed))  # queries that still see everything before them
+    return growing * computed + growing * (growing + 1) // 2 + (count - growing) * window
+
+
+def compile_now() -> None:
+    """Compile and cache `step_time` (`make` calls this, so that the first run compiles nothing)."""
+    tables = StepTables(np.zeros((1, COLUMNS)), np.zeros((1, COLUMNS)), np.zeros(1))
+    step_time(tables, np.zeros(FIXED, dtype=np.int64))

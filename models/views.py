@@ -117,7 +117,7 @@ class Turn:
         request = self._request
         if request.state == "waiting":
             return request.scheduler.now - request.queued_since
-        return request.resumed - request.queued_since if request.scheduler else 0.0
+        return request.resumed - request.queued_since if request.state != "new" else 0.0
 
     @property
     def service(self) -> float:

@@ -9,19 +9,22 @@ from simcore.models.request import Request
 
 
 class WaitingQueue:
-    """Requests in service order. Entries are lists [key, id, request]; a dead entry holds None for the request."""
+    """Requests in service order. Entries are lists [key, id, number, request]; a dead entry holds None for the request.
+    The running number keeps a dead entry and its successor under the same key apart."""
 
     def __init__(self) -> None:
         self.tokens = 0  # known tokens of all waiting requests
         self.programs: dict[int, int] = {}  # program -> how many of its requests wait
         self._heap: list[list[Any]] = []
         self._alive = 0
+        self._pushed = 0
 
     def __len__(self) -> int:
         return self._alive
 
     def push(self, request: Request, key: tuple) -> None:
-        request.queue_entry = [key, request.id, request]
+        self._pushed += 1
+        request.queue_entry = [key, request.id, self._pushed, request]
         heappush(self._heap, request.queue_entry)
         self._alive += 1
         self.tokens += request.known
@@ -30,9 +33,9 @@ class WaitingQueue:
     def head(self) -> Request:
         """The next request to serve; the queue is not empty."""
         heap = self._heap
-        while heap[0][2] is None:
+        while heap[0][3] is None:
             heappop(heap)
-        return heap[0][2]
+        return heap[0][3]
 
     def head_key(self) -> tuple:
         self.head()
@@ -42,7 +45,7 @@ class WaitingQueue:
         """Take a waiting request out, wherever it stands."""
         entry = request.queue_entry
         assert entry is not None
-        entry[2] = request.queue_entry = None
+        entry[3] = request.queue_entry = None
         if self._heap[0] is entry:
             heappop(self._heap)
         self._alive -= 1
@@ -53,9 +56,9 @@ class WaitingQueue:
         else:
             del self.programs[request.program]
         if len(self._heap) > 64 + 4 * self._alive:  # dead entries of a policy that re-keys often
-            self._heap = [entry for entry in self._heap if entry[2] is not None]
+            self._heap = [entry for entry in self._heap if entry[3] is not None]
             heapify(self._heap)
 
     def in_order(self) -> list[Request]:
         """All waiting requests, next first (for reports and tests)."""
-        return [entry[2] for entry in sorted(entry[:2] + [entry[2]] for entry in self._heap if entry[2] is not None)]
+        return [entry[3] for entry in sorted(entry for entry in self._heap if entry[3] is not None)]

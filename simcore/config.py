@@ -125,7 +125,7 @@ def _explain(error: Any, path: tuple[str, ...], model: type[BaseModel]) -> dict[
         return {"why": "is missing"}
     if kind == "literal_error":
         return {"found": error["input"], "allowed": context.get("expected", "")}
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if isinstance(error["input"], dict):
         return {"why": message}
     return {"found": error["input"], "allowed": message}
@@ -151,11 +151,11 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 def _is_branch(part: Any, loc: tuple[Any, ...], data: Any) -> bool:
     """Whether a part of pydantic's location names a branch of a union rather than a key of the data."""
     for step in loc[: loc.index(part)]:
-        if isinstance(data, dict) and step in data:
+        inside_list = isinstance(data, list) and isinstance(step, int) and step < len(data)
+        if inside_list or (isinstance(data, dict) and step in data):
             data = data[step]
-        elif isinstance(data, list) and isinstance(step, int) and step < len(data):
-            data = data[step]
-    return not isinstance(data, (dict, list)) or (isinstance(part, str) and ("[" in part or part in ("str", "int", "float")))
+    named_type = isinstance(part, str) and ("[" in part or part in ("str", "int", "float"))
+    return named_type or not isinstance(data, (dict, list))
 
 
 def _note_lines(node: Any, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:

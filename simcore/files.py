@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -21,18 +22,17 @@ def whole_folder(target: Path) -> Iterator[Path]:
     An existing result folder (one with our marker) is replaced at that moment; anything else that stands at `target`
     is never touched: BadInput. A killed run leaves only a hidden `.<name>.partial-*` folder, removed by the next one.
     """
-    target = Path(target)
-    if target.exists() and not (target / MARKER).is_file() and not (target.is_dir() and not any(target.iterdir())):
-        raise BadInput(str(target), why="exists and is not a result of simcore; nothing was written",
-                       allowed="a new folder, an empty one, or an earlier result")
+    target = Path(target).absolute()
+    _refuse_foreign(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    for stale in target.parent.glob(f".{target.name}.partial-*"):
+    for stale in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
         shutil.rmtree(stale, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     partial.chmod(0o755)
     try:
         yield partial
         (partial / MARKER).write_text("A result folder of simcore; it may be replaced by the next run.\n")
+        _refuse_foreign(target)  # again: somebody may have put it there during the run
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
             os.replace(target, old / "old")
@@ -42,6 +42,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
             os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_foreign(target: Path) -> None:
+    if target.exists() and not (target / MARKER).is_file() and not (target.is_dir() and not any(target.iterdir())):
+        raise BadInput(str(target), why="exists and is not a result of simcore; nothing was written",
+                       allowed="a new folder, an empty one, or an earlier result")
 
 
 def write_whole(path: Path, text: str) -> None:

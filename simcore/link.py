@@ -60,7 +60,8 @@ class Network:
         self.sim = sim
         self._next_id = 0
         self._table = recorder.table("transfers", {
-            "flow": "int64", "label": "string", "path": "string", "bytes": "float64", "started": "float64", "ended": "float64",
+            "flow": "int64", "label": "string", "path": "string", "bytes": "float64", "started": "float64",
+            "ended": "float64",
         }) if recorder else None
 
     def start(self, flow: Flow, done: Callable[[Flow], Any] | None = None) -> Flow:
@@ -119,8 +120,8 @@ class Network:
         rates = max_min_rates(flows)
         for flow in flows:
             rate = rates[flow.id]
-            if rate == flow.rate and flow._end is not None:
-                continue  # its end time stands, to the last bit
+            if flow._end is not None and (rate == flow.rate or flow._end.time == now):
+                continue  # its end time stands, to the last bit; equal flows end together, not a rounding error apart
             flow.remaining = max(0.0, flow.remaining - flow.rate * (now - flow._since))
             flow._since, flow.rate = now, rate
             if flow._end is not None:

@@ -85,20 +85,23 @@ def _built_in(kind: str, name: str) -> Any:
 
 def _entry_point(kind: str, name: str) -> Any:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=f"{kind}.{name}"):
-        return entry.load()
+        try:
+            return entry.load()
+        except Exception as error:  # another package's module may fail in any way while it is imported
+            raise ConfigError(f"policies.{kind}", found=name,
+                              why=f"cannot import {entry.value}: {type(error).__name__}: {error}") from error
     return None
 
 
 def _from_path(kind: str, name: str, folder: Path | None) -> Any:
     module_name, _, attribute = name.rpartition(":")
     where = f"policies.{kind}"
+    folder = folder or Path.cwd()
+    is_file = module_name.endswith(".py")
+    if is_file and not (folder / module_name).is_file():
+        raise ConfigError(where, found=name, why=f"no such file in {folder}")
     try:
-        if module_name.endswith(".py"):
-            module = _load_file((folder or Path.cwd()) / module_name)
-        else:
-            module = _import_with(folder or Path.cwd(), module_name)
-    except FileNotFoundError:
-        raise ConfigError(where, found=name, why=f"no such file in {folder or Path.cwd()}") from None
+        module = _load_file(folder / module_name) if is_file else _import_with(folder, module_name)
     except Exception as error:  # the user's module may fail in any way while it is imported; say where and how
         raise ConfigError(where, found=name, why=f"cannot import {module_name}: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
@@ -111,14 +114,17 @@ def _import_with(folder: Path, module_name: str) -> Any:
     """Import with the study's folder first on the path for this one import, so that its own `models/` is its own."""
     sys.path.insert(0, str(folder))
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     finally:
         sys.path.remove(str(folder))
+    parts = folder.joinpath(*module_name.split("."))
+    for own in (parts.with_suffix(".py"), parts / "__init__.py"):
+        if own.is_file() and not own.samefile(module.__file__ or folder):  # Python keeps one module a name
+            raise ImportError(f"a module of this name was imported before, from {module.__file__}; use file.py:Class")
+    return module
 
 
 def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(path)
     name = f"simcore_user_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
@@ -15,7 +17,8 @@ _shares: Any = None  # in a worker: the shared array of shares done
 
 
 def fan_out(
-    work: Callable[[Job, Callable[[float], Any]], Result], jobs: Sequence[Job], *, processes: int, report: Report | None = None
+    work: Callable[[Job, Callable[[float], Any]], Result], jobs: Sequence[Job], *, processes: int,
+    report: Report | None = None,
 ) -> list[Result]:
     """`[work(job, progress) for job in jobs]` on up to `processes` processes.
 
@@ -32,22 +35,38 @@ def fan_out(
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", len(jobs), lock=False)
     with ProcessPoolExecutor(min(processes, len(jobs)), context, _start_worker, (shares,)) as pool:
-        futures = [pool.submit(_run, work, number, job) for number, job in enumerate(jobs)]
+        with _main_stays_home():
+            futures = [pool.submit(_run, work, number, job) for number, job in enumerate(jobs)]
         pending = set(futures)
         try:
             while pending:
                 done, pending = wait(pending, timeout=0.2)
                 for number, share in enumerate(shares):
                     report(number, share)
-                for future in done:
+                for future in sorted(done, key=futures.index):
                     future.result()  # raise the first failure at once
         except BaseException:
-            for future in futures:
-                future.cancel()
+            # Without its workers the pool gives up what is left; futures that we cancel ourselves make its thread fail.
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
         return [future.result() for future in futures]
+
+
+@contextmanager
+def _main_stays_home() -> Iterator[None]:
+    """Workers need no part of the caller's script: without this, spawn would run it again in each of them, and a script
+    or notebook cell without an `if __name__ == "__main__"` guard would fail."""
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    try:
+        main.__spec__ = None
+        if "__file__" in hidden:
+            del main.__file__
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _start_worker(shares: Any) -> None:

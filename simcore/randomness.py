@@ -6,6 +6,7 @@ Two policies under one seed then meet the same world even when they act in anoth
 from __future__ import annotations
 
 import hashlib
+from operator import index
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +16,11 @@ Entity = int | str
 
 
 def digest(seed: int, name: str, *entity: Entity) -> bytes:
-    """32 bytes that are a function of the arguments alone (SHA-256 over their unambiguous text)."""
-    text = "\x1f".join([str(int(seed)), name, *(f"{type(e).__name__}:{e}" for e in entity)])
+    """32 bytes that are a function of the arguments alone (SHA-256 over their unambiguous text).
+
+    An integer of numpy's counts as the same number of Python's; TypeError for an entity that is neither int nor str.
+    """
+    text = "\x1f".join([str(index(seed)), _escaped(name), *map(_text, entity)])
     return hashlib.sha256(text.encode()).digest()
 
 
@@ -30,3 +34,12 @@ def generator(seed: int, name: str, *entity: Entity) -> np.random.Generator:
     import numpy as np
 
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest(seed, name, *entity), "big")))
+
+
+def _text(entity: Entity) -> str:
+    return f"str:{_escaped(entity)}" if isinstance(entity, str) else f"int:{index(entity)}"
+
+
+def _escaped(text: str) -> str:
+    """Without the separator, so that no string can pass for two."""
+    return text.replace("\\", "\\\\").replace("\x1f", "\\s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from math import isfinite
+from operator import index
 from typing import Any
 
 import simpy
@@ -23,7 +23,7 @@ _SEQUENCE_BITS = 44
 
 
 class Call:
-    """A scheduled callback. `cancel()` takes it back; a cancelled call costs one heap entry and nothing else."""
+    """A scheduled callback. `cancel()` takes it back; a cancelled call costs one heap entry; it does not move the clock."""
 
     __slots__ = ("args", "fn", "time")
 
@@ -60,7 +60,7 @@ class Simulation(simpy.Environment):
             raise ValueError(f"rank {rank!r} is not one of FLOW_END .. BOUNDARY ({FLOW_END} .. {BOUNDARY})")
         call = Call(time, fn, args)
         self._sequence += 1
-        heappush(self._queue, (time, rank, (id << _SEQUENCE_BITS) | self._sequence, call))  # type: ignore[arg-type]
+        heappush(self._queue, (time, rank, (index(id) << _SEQUENCE_BITS) | self._sequence, call))  # type: ignore[misc]
         return call
 
     def moment(self, time: float, rank: int = TIMER, *, id: int = 0) -> simpy.Event:
@@ -76,15 +76,17 @@ class Simulation(simpy.Environment):
     def step(self) -> None:
         """Process the next entry of the queue. Raises EmptySchedule when there is none."""
         try:
-            self._now, _, _, entry = heappop(self._queue)
+            time, _, _, entry = heappop(self._queue)
         except IndexError:
             raise EmptySchedule() from None
         if type(entry) is Call:
             fn = entry.fn
             if fn is not None:
+                self._now = time
                 self.events += 1
                 fn(*entry.args)
             return
+        self._now = time
         self.events += 1
         callbacks, entry.callbacks = entry.callbacks, None  # type: ignore[assignment]
         for callback in callbacks:
@@ -94,14 +96,15 @@ class Simulation(simpy.Environment):
 
     def run_until(self, horizon: float = Infinity) -> None:
         """Run until nothing is left or the next entry lies after `horizon`; then the clock stands at the last event
-        (or at a finite horizon that cut the run)."""
+        (or at the horizon, if it cut the run). Raises ValueError for a horizon in the past or NaN."""
+        if not horizon >= self._now:
+            raise ValueError(f"cannot run until {horizon!r}: now is {self._now!r}")
         queue, step = self._queue, self.step
         while queue:
-            if queue[0][0] > horizon:
-                if isfinite(horizon):
-                    self._now = horizon
+            if queue[0][0] > horizon and not (type(queue[0][3]) is Call and queue[0][3].fn is None):
+                self._now = horizon
                 return
-            step()
+            step()  # a cancelled call beyond the horizon falls out here: it must not look like work that was cut
 
     @staticmethod
     def _succeed_now(event: simpy.Event) -> None:

@@ -8,7 +8,8 @@ from simcore.models.views import Turn
 
 class ShortestFirst(Admission):
     """`by`: "prompt" orders by known tokens, "uncached" by those the pool does not hold at enqueue, "total" by known
-    plus true remaining output tokens (oracle). `patience` (s): arrivals are taken in windows of this length, older windows first, so that nobody starves; inf = one window.
+    plus true remaining output tokens (oracle). `patience` (s): arrivals are taken in windows of this length, older
+    windows first, so that nobody starves; inf = one window.
     """
 
     def __init__(self, by: Literal["prompt", "uncached", "total"] = "prompt", patience: float = float("inf")) -> None:

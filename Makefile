@@ -1,0 +1,33 @@
+# make demo   installs into .venv and compares three routers on a real trace
+# make test   installs what tests need and runs them all
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: demo test study lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/simcore compare experiments/quickstart/study.yaml
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n auto
+
+study: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m study
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable .
+	$(BIN)/python -c "from simcore.models.step_time import compile_now; compile_now()"
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build *.egg-info

@@ -1,0 +1,122 @@
+"""The console command `simcore`. Heavy imports stand inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from simcore.errors import SimcoreError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Discrete-event simulation of LLM serving: replay traces, compare policies, know how sure you are.")
+trace_app = typer.Typer(no_args_is_help=True, help="Look at traces, cut and convert them.")
+app.add_typer(trace_app, name="trace")
+
+StudyPath = Annotated[Path, typer.Argument(help="A study file (YAML).", show_default=False)]
+Set = Annotated[Optional[list[str]], typer.Option("--set", help="Override a key: --set cluster.replicas=4")]  # noqa: UP045
+Goodput = Annotated[Optional[list[str]], typer.Option(help="SLO in ms: --goodput 'ttft:500 tpot:50'")]  # noqa: UP045
+Out = Annotated[Optional[Path], typer.Option(help="Result folder [default: out/<study name>]")]  # noqa: UP045
+Json = Annotated[Optional[Path], typer.Option("--json", help="Also write the summary as JSON here; - is stdout.")]  # noqa: UP045
+Detailed = Annotated[bool, typer.Option("--save-detailed", help="Per-request lists in summary.json, as vllm bench serve.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Tables as CSV instead of Parquet.")]
+Skip = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad rows, count and list them.")]
+Format = Annotated[Optional[str], typer.Option(help="mooncake, azure, csv or jsonl [default: from the content]")]  # noqa: UP045
+
+
+@app.command()
+def run(
+    study: StudyPath, set: Set = None, goodput: Goodput = None, out: Out = None, json: Json = None,
+    arm: Annotated[Optional[str], typer.Option(help="One arm of compare.vary, by its label.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="[default: the study's first]")] = None,  # noqa: UP045
+    save_detailed: Detailed = False, csv: Csv = False,
+) -> None:
+    """Play a study's workload once and write its tables."""
+    from simcore.experiments.commands import run_study
+
+    run_study(study, set or [], goodput or [], out, json, arm, seed, detailed=save_detailed, csv=csv)
+
+
+@app.command()
+def compare(
+    study: StudyPath, set: Set = None, vary: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+        help="Arms: --vary policies.replica_routing=round-robin,least-loaded (replaces the file's)")] = None,
+    goodput: Goodput = None, out: Out = None, json: Json = None, save_detailed: Detailed = False, csv: Csv = False,
+    processes: Annotated[Optional[int], typer.Option(min=1, help="[default: one a core]")] = None,  # noqa: UP045
+) -> None:
+    """Play every arm of a study and say which is better, and how sure that is."""
+    from simcore.experiments.commands import compare_study
+
+    compare_study(study, set or [], vary or [], goodput or [], out, json, processes, detailed=save_detailed, csv=csv)
+
+
+@app.command()
+def policies(
+    kind: Annotated[Optional[str], typer.Argument(help="One decision point, e.g. replica_routing.")] = None,  # noqa: UP045
+    json: Json = None,
+) -> None:
+    """List the decision points and the policies that can be named in a study."""
+    from simcore.experiments.commands import list_policies
+
+    list_policies(kind, json)
+
+
+@trace_app.command("info")
+def trace_info(
+    trace: Annotated[str, typer.Argument(help="A shipped trace's name, or a file.")], format: Format = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Engine block of the best possible hit rate.")] = 16,
+    skip_bad: Skip = False, json: Json = None,
+) -> None:
+    """Counts, rates, quantiles, best possible hit rate, and what was understood."""
+    from simcore.experiments.commands import describe_trace
+
+    describe_trace(trace, format, block_size, json, skip_bad=skip_bad)
+
+
+@trace_app.command("cut")
+def trace_cut(
+    trace: Annotated[str, typer.Argument(help="A shipped trace's name, or a file.")],
+    output: Annotated[Path, typer.Argument(help="File to write: .jsonl(.gz) keeps token identity, .csv(.gz) does not.")],
+    format: Format = None,
+    start: Annotated[str, typer.Option(help="Keep arrivals from this time on (e.g. 10min).")] = "0s",
+    end: Annotated[Optional[str], typer.Option(help="... to this time.")] = None,  # noqa: UP045
+    thin: Annotated[Optional[float], typer.Option(help="Share of the sessions to keep.")] = None,  # noqa: UP045
+    head: Annotated[Optional[int], typer.Option(min=1, help="Keep the first requests.")] = None,  # noqa: UP045
+    dequantise: Annotated[Optional[str], typer.Option(help="Spread arrivals over ticks of this length.")] = None,  # noqa: UP045
+    seed: int = 1, skip_bad: Skip = False, json: Json = None,
+) -> None:
+    """Slice by time, thin by sessions, take the head; write our CSV or JSONL."""
+    from simcore.experiments.commands import cut_trace
+
+    cut_trace(trace, output, format, start, end, thin, head, dequantise, seed, json, skip_bad=skip_bad)
+
+
+def _version(value: bool) -> None:
+    if value:
+        import simcore
+
+        typer.echo(f"simcore {simcore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: an error of ours is one line on stderr and exit code 2; Ctrl-C is 130."""
+    try:
+        app(args=arguments)
+    except SimcoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""What the commands of the command line do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from simcore.config import parse_seconds
+from simcore.errors import ConfigError
+from simcore.experiments.compare import check, compare
+from simcore.experiments.output import run_facts, write_comparison, write_run
+from simcore.experiments.plot import draw
+from simcore.experiments.report import assumptions, metrics_table, print_comparison
+from simcore.experiments.run import Job, build_deployment, build_workload, oracles, play
+from simcore.experiments.study import Arm, StudyFile, read_study
+from simcore.files import to_json, whole_folder, write_whole
+from simcore.models.decision_points import KINDS
+from simcore.traces.transform import head as first_requests
+
+PILOT_REQUESTS = 100
+BYTES_PER_REQUEST = 250  # of Parquet, all tables together
+
+
+def run_study(
+    path: Path, settings: list[str], goodput: list[str], out: Path | None, json: Path | None, arm: str | None,
+    seed: int | None, *, detailed: bool, csv: bool,
+) -> None:
+    started = time.perf_counter()
+    file = read_study(path, settings, goodput=goodput)
+    chosen = {a.label: a for a in file.arms}.get(arm or "") if arm else Arm(file.study.name, file.study)
+    if chosen is None:
+        raise ConfigError(f"--arm {arm}", allowed=", ".join(a.label for a in file.arms))
+    check(file, [chosen])
+    study = chosen.study
+    seed = study.seeds[0] if seed is None else seed
+    target = out or Path("out") / study.name
+    console = _console(json)
+    facts, assumed = _facts(file, seed)
+    _announce(console, file, [chosen], seed, 1, target)
+    with whole_folder(target) as folder:
+        with _progress(console) as bar:
+            task = bar.add_task(chosen.label, total=1.0)
+            result = play(Job(study, file.folder, seed), lambda share: bar.update(task, completed=share))
+        write_run(folder, study, result, facts=facts, detailed=detailed, csv=csv)
+        draw(folder / "plot.png", study.name, {chosen.label: result}, {})
+        run_json = run_facts({chosen.label: result.speed}, sys.argv[1:], time.perf_counter() - started)
+        (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
+    console.print(metrics_table(f"simcore | {study.name}", {chosen.label: result.summary}))
+    for name in oracles(study, file.folder):
+        console.print(f"ORACLE: {name} uses the true future", style="bold yellow")
+    console.print("Assumed:", style="bold")
+    for line in assumed:
+        console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
+    console.print(f"Written to {target}", highlight=False)
+    _write_json(json, {**result.summary, **facts})
+
+
+def compare_study(
+    path: Path, settings: list[str], vary: list[str], goodput: list[str], out: Path | None, json: Path | None,
+    processes: int | None, *, detailed: bool, csv: bool,
+) -> None:
+    started = time.perf_counter()
+    file = read_study(path, settings, vary, goodput)
+    check(file, file.arms)
+    study = file.study
+    target = out or Path("out") / study.name
+    console = _console(json)
+    facts, assumed = _facts(file, study.seeds[0])
+    processes = processes or os.cpu_count() or 1
+    jobs = [(arm, seed) for arm in file.arms for seed in arm.study.seeds]
+    _announce(console, file, file.arms, study.seeds[0], min(processes, len(jobs)), target)
+    with whole_folder(target) as folder:
+        with _progress(console) as bar:
+            tasks = [bar.add_task(a.label if len(study.seeds) == 1 else f"{a.label}, seed {s}", total=1.0) for a, s in jobs]
+            comparison = compare(
+                file, processes=processes, report=lambda number, share: bar.update(tasks[number], completed=share))
+        write_comparison(folder, comparison, facts=facts, detailed=detailed, csv=csv)
+        runs = {arm.label: results[0] for arm, results in zip(comparison.arms, comparison.results, strict=True)}
+        draw(folder / "plot.png", study.name, runs, comparison.differences)
+        results = [result for of_arm in comparison.results for result in of_arm]
+        speeds = {f"{arm.label}, seed {seed}": r.speed for (arm, seed), r in zip(jobs, results, strict=True)}
+        run_json = run_facts(speeds, sys.argv[1:], time.perf_counter() - started)
+        (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
+    print_comparison(console, comparison, assumed)
+    console.print(f"Written to {target}: tables, summary.json, run.json, config.yaml, plot.png", highlight=False)
+    _write_json(json, {**comparison.summary(), **facts})
+
+
+def list_policies(kind: str | None, json: Path | None) -> None:
+    from simcore.lookup import find_class, names
+
+    if kind is not None and kind not in KINDS:
+        raise ConfigError("policies", found=kind, allowed=", ".join(KINDS))
+    listed: dict[str, dict[str, str]] = {}
+    for point in [kind] if kind else list(KINDS):
+        listed[point] = {}
+        for name in names(point):
+            module = sys.modules[find_class(point, name, KINDS[point]).__module__]
+            listed[point][name] = (module.__doc__ or "").strip().split("\n")[0]
+    console = _console(json)
+    for point, found in listed.items():
+        console.print(point, style="bold")
+        for name, text in found.items():
+            console.print(f"  {name:18s} {text}", highlight=False, soft_wrap=True)
+    console.print("A policy of your own: package.module:Class or file.py:Class (docs/your-first-policy.md)", style="dim")
+    _write_json(json, listed)
+
+
+def describe_trace(trace: str, format: str | None, block_size: int, json: Path | None, *, skip_bad: bool) -> None:
+    from simcore.traces.info import describe, render
+    from simcore.traces.read import read
+
+    info = describe(read(trace, format, skip_bad=skip_bad), block_size)
+    if not _to_stdout(json):
+        print(render(info))
+    _write_json(json, info)
+
+
+def cut_trace(
+    trace: str, output: Path, format: str | None, start: str, end: str | None, thin: float | None, head: int | None,
+    dequantise: str | None, seed: int, json: Path | None, *, skip_bad: bool,
+) -> None:
+    from simcore.traces import transform
+    from simcore.traces.info import describe
+    from simcore.traces.native import write_csv, write_jsonl
+    from simcore.traces.read import read
+
+    def seconds(option: str, text: str) -> float:
+        try:
+            return parse_seconds(text)
+        except ValueError as error:
+            raise ConfigError(option, found=text, allowed=str(error)) from None
+
+    writers = {".jsonl": write_jsonl, ".csv": write_csv}
+    suffix = Path(output.name.removesuffix(".gz")).suffix
+    if suffix not in writers:
+        raise ConfigError("output", found=str(output), allowed="a file ending in .jsonl, .jsonl.gz, .csv or .csv.gz")
+    workload = read(trace, format, skip_bad=skip_bad)
+    if dequantise:
+        workload = transform.dequantise(workload, seconds("--dequantise", dequantise), seed)
+    begin = seconds("--start", start)
+    if begin > 0 or end:
+        workload = transform.slice_time(workload, begin, seconds("--end", end) if end else float("inf"))
+    if thin is not None:
+        workload = transform.thin(workload, thin, seed)
+    if head is not None and head < len(workload):
+        workload = transform.head(workload, head)
+    writers[suffix](workload, output)
+    if not _to_stdout(json):
+        print(f"{len(workload):,} requests written to {output}")
+    _write_json(json, describe(workload))
+
+
+def _facts(file: StudyFile, seed: int) -> tuple[dict[str, Any], list[str]]:
+    """What goes with every result: notes on the workload, the KV pool, assumed numbers; as data and as lines to print."""
+    study = file.study
+    _, capacity = build_deployment(study)
+    workload = build_workload(study.workload, file.folder, seed)
+    facts = {
+        "engine_version": study.engine.version,
+        "workload": {"source": workload.source.name, "licence": workload.source.licence,
+                     "notes": list(workload.source.notes), "skipped": list(workload.skipped)},
+        "kv_pool": {"num_gpu_blocks": capacity.blocks, "tokens": capacity.tokens, "estimated": capacity.estimated,
+                    "low": capacity.low, "high": capacity.high, "bytes": capacity.breakdown},
+        "assumed": study.cost_model.listed(),
+    }
+    notes = [*workload.source.notes]
+    if workload.skipped:
+        notes.append(f"{len(workload.skipped)} bad rows left out, first: {workload.skipped[0]}")
+    return facts, assumptions(study, capacity, notes)
+
+
+def _announce(console: Console, file: StudyFile, arms: list[Arm], seed: int, processes: int, target: Path) -> None:
+    """Say beforehand how long it will take and how much it will write, from a pilot run of the first requests."""
+    study = arms[0].study
+    workload = build_workload(study.workload, file.folder, seed)
+    runs = sum(len(arm.study.seeds) for arm in arms)
+    size = f"writes about {max(1, round(len(workload) * runs * BYTES_PER_REQUEST / 1e6)):,} MB to {target}"
+    if len(workload) <= 2 * PILOT_REQUESTS or len(workload.wait_for):
+        console.print(f"{runs} runs of {len(workload):,} requests; {size}", highlight=False)
+        return
+    pilot = first_requests(workload, PILOT_REQUESTS)
+    from simcore.experiments.run import build_policies
+    from simcore.models.serving import serve
+
+    speed = serve(pilot, build_deployment(study)[0], build_policies(study, file.folder), seed=seed).speed
+    share = float(workload.output_tokens.sum() / pilot.output_tokens.sum())
+    seconds = speed["cpu_seconds"] * share * runs / processes
+    console.print(f"{runs} runs of {len(workload):,} requests: about {_duration(seconds)} on {processes} "
+                  f"process{'es' if processes > 1 else ''}; {size}", highlight=False)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+                    TimeRemainingColumn(), console=console)
+
+
+def _console(json: Path | None) -> Console:
+    """Tables go to stdout, or to stderr when stdout is the JSON's."""
+    return Console(stderr=_to_stdout(json), width=None if sys.stdout.isatty() else 140)
+
+
+def _to_stdout(json: Path | None) -> bool:
+    return json is not None and str(json) == "-"
+
+
+def _write_json(json: Path | None, value: dict[str, Any]) -> None:
+    if _to_stdout(json):
+        print(to_json(value), end="")
+    elif json is not None:
+        write_whole(json, to_json(value))

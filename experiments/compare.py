@@ -1,0 +1,161 @@
+"""Plays every arm of a study and says which is better, by how much, how sure, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simcore.errors import ConfigError
+from simcore.experiments.run import build_deployment, build_policies, oracles, play_arms
+from simcore.experiments.statistics import METRICS, Difference, compare_metric
+from simcore.experiments.study import Arm, StudyFile
+from simcore.models.serving import RunResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class Comparison:
+    """`results[arm][seed]`; `differences[k]`: every metric of arm k against the first arm (k = 1, 2, ...)."""
+
+    file: StudyFile
+    arms: list[Arm]
+    results: list[list[RunResult]]
+    differences: dict[str, list[Difference]]
+    best: list[Difference]  # the best arm by the headline metric against every other, in arm order without itself
+    best_label: str
+    headline: list[str]
+    parting: dict[str, str]
+    carriers: dict[str, pd.DataFrame]
+    oracles: dict[str, list[str]]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Differences as a table: one row an arm and metric."""
+        import pandas as pd
+
+        rows = [{"arm": arm, **vars(d), "known": d.known} for arm, ds in self.differences.items() for d in ds]
+        return pd.DataFrame(rows)
+
+    def summary(self) -> dict[str, Any]:
+        """The comparison as JSON-able data: summaries of the arms' first seeds, differences, headline."""
+        return {
+            "arms": {arm.label: [r.summary for r in results] for arm, results in zip(self.arms, self.results, strict=True)},
+            "differences": {arm: [{**vars(d), "known": d.known} for d in ds] for arm, ds in self.differences.items()},
+            "headline": self.headline,
+            "first_parting_decision": self.parting,
+            "oracles": self.oracles,
+            "carriers": {arm: frame.to_dict("records") for arm, frame in self.carriers.items()},
+        }
+
+
+def check(file: StudyFile, arms: list[Arm]) -> None:
+    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line."""
+    for arm in arms:
+        try:
+            build_deployment(arm.study)
+            build_policies(arm.study, file.folder)
+        except ConfigError as error:
+            raise file.located(error) from None
+
+
+def compare(
+    file: StudyFile, *, processes: int | None = None, report: Callable[[int, float], Any] | None = None
+) -> Comparison:
+    """Run all arms and compare each with the first. Raises ConfigError when there is nothing to compare."""
+    if len(file.arms) < 2:
+        raise ConfigError(str(file.path), "compare.vary", found=file.study.compare.vary,
+                          allowed="a key with at least two values, here or as --vary key=a,b")
+    metrics = {metric.name: metric for metric in METRICS}
+    headline = file.study.compare.headline
+    if headline not in metrics:
+        raise ConfigError(file.document.where(("compare", "headline")), "compare.headline", found=headline,
+                          allowed=", ".join(metrics))
+    check(file, file.arms)
+    results = play_arms(file, file.arms, processes=processes or os.cpu_count() or 1, report=report)
+    tables = [[run.requests for run in runs] for runs in results]
+    slo = file.study.limits
+    by_seed = file.study.workload.generate is not None and len(file.study.seeds) > 1
+
+    def against(metric: str, a: int, b: int) -> Difference:
+        return compare_metric(metrics[metric], tables[a], tables[b], slo, by_seed=by_seed)
+
+    labels = [arm.label for arm in file.arms]
+    differences = {labels[k]: [against(name, 0, k) for name in metrics] for k in range(1, len(labels))}
+    judged = [next(d for d in differences[label] if d.metric == headline) for label in labels[1:]]
+    values = [judged[0].a, *(d.b for d in judged)]
+    sign = 1 if metrics[headline].less_is_better else -1
+    winner = min(range(len(labels)), key=lambda k: (sign * values[k] if values[k] == values[k] else float("inf"), k))
+    best = [against(headline, k, winner) for k in range(len(labels)) if k != winner]
+    others = [label for k, label in enumerate(labels) if k != winner]
+    return Comparison(
+        file, file.arms, results, differences, best, labels[winner], _headline(labels, winner, judged, best, others),
+        {labels[k]: _parting(results[0][0], results[k][0]) for k in range(1, len(labels))},
+        {labels[k]: _carriers(tables[0][0], tables[k][0]) for k in range(1, len(labels))},
+        {arm.label: found for arm in file.arms if (found := oracles(arm.study, file.folder))},
+    )
+
+
+def _headline(
+    labels: list[str], winner: int, judged: list[Difference], best: list[Difference], others: list[str]
+) -> list[str]:
+    """First the verdict, then each arm against the first."""
+    first = judged[0]
+    beaten = [label for label, d in zip(others, best, strict=True) if d.known and d.better]
+    open_ = [label for label in others if label not in beaten]
+    value = f"{first.label} {judged[winner - 1].b if winner else first.a:,.4g} {first.unit}"
+    if not open_:
+        verdict = f"{labels[winner]} is best: {value}; better than {_names(beaten)} with 95% confidence."
+    elif beaten:
+        verdict = (f"{labels[winner]} leads with {value}: better than {_names(beaten)} with 95% confidence, but the interval "
+                   f"of its difference to {_names(open_)} includes zero.")
+    elif any(d.why for d in best):
+        verdict = f"{labels[winner]} leads with {value}, but no policy is shown better: no interval can be given ({best[0].why})."
+    else:
+        verdict = f"The intervals overlap: no policy is shown better by {first.label} ({labels[winner]} leads with {value})."
+    return [verdict, *(f"{label} against {labels[0]}: {_sentence(d)}" for label, d in zip(labels[1:], judged, strict=True))]
+
+
+def _sentence(d: Difference) -> str:
+    share = f" ({100 * d.difference / d.a:+.1f}%)" if d.a else ""
+    text = f"{d.label} {d.a:,.4g} -> {d.b:,.4g} {d.unit}, {d.difference:+,.4g}{share}"
+    if d.why:
+        return f"{text}; no interval: {d.why}."
+    interval = f"95% interval {d.low:+,.4g} to {d.high:+,.4g} over {d.units} {d.method}"
+    return f"{text}, {interval}{'' if d.known else ': no difference shown'}."
+
+
+def _names(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else ", ".join(labels[:-1]) + " and " + labels[-1]
+
+
+def _parting(a: RunResult, b: RunResult) -> str:
+    """The first decision at which two runs under one seed differ: before it they are the same run."""
+    columns = ["time", "kind", "replica", "request", "answer"]
+    x, y = (list(r.decisions[columns].itertuples(index=False, name=None)) for r in (a, b))
+    for one, other in zip(x, y, strict=False):
+        if one != other:
+            return f"t={one[0]:.3f} s: {_decision(one)} against {_decision(other)} at t={other[0]:.3f} s"
+    return "none: every decision is the same" if len(x) == len(y) else "one run goes on where the other ends"
+
+
+def _decision(row: tuple[Any, ...]) -> str:
+    return f"{row[1]} of request {row[3]}: {row[4]}"
+
+
+def _carriers(a: pd.DataFrame, b: pd.DataFrame, count: int = 5) -> pd.DataFrame:
+    """The requests that carry the difference in mean E2E: largest changes first, with their share of the summed change."""
+    import numpy as np
+
+    change = (b["e2e"] - a["e2e"]).to_numpy()
+    total = np.nansum(change)
+    order = np.argsort(-np.nan_to_num(np.abs(change)), kind="stable")[:count]
+    out = a.iloc[order][["request", "program", "turn", "input_tokens", "output_tokens"]].copy()
+    out["e2e_first"], out["e2e_other"] = a["e2e"].to_numpy()[order], b["e2e"].to_numpy()[order]
+    out["cached_first"], out["cached_other"] = a["cached_tokens"].to_numpy()[order], b["cached_tokens"].to_numpy()[order]
+    out["change"] = change[order]
+    out["share_of_change"] = change[order] / total if total else np.nan
+    return out.reset_index(drop=True)

@@ -1,0 +1,96 @@
+"""Result folders: Parquet tables, summary.json, run.json, the resolved configuration and a plot."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import simcore
+from simcore.experiments.compare import Comparison
+from simcore.experiments.study import Study
+from simcore.files import to_json
+from simcore.models.serving import RunResult
+
+_VERSIONED = ("simpy", "numpy", "scipy", "numba", "pandas", "pyarrow", "pydantic", "matplotlib")
+
+
+def write_run(folder: Path, study: Study, result: RunResult, *, facts: dict[str, Any], detailed: bool, csv: bool) -> None:
+    """One run: `<table>.parquet` (or .csv), summary.json, config.yaml. `facts` go into the summary (capacity, notes...)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in result.tables.items():
+        if csv:
+            table.to_csv(folder / f"{name}.csv", index=False)
+        else:
+            table.to_parquet(folder / f"{name}.parquet", index=False)
+    summary = {**result.summary, **facts}
+    if detailed:
+        summary |= per_request_lists(result)
+    (folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
+    write_config(folder / "config.yaml", study)
+
+
+def write_comparison(folder: Path, comparison: Comparison, *, facts: dict[str, Any], detailed: bool, csv: bool) -> None:
+    """A folder an arm (and seed, if there are several), then what compares them."""
+    for arm, results in zip(comparison.arms, comparison.results, strict=True):
+        for seed, result in zip(arm.study.seeds, results, strict=True):
+            place = folder / folder_name(arm.label)
+            if len(results) > 1:
+                place = place / f"seed-{seed}"
+            write_run(place, arm.study, result, facts=facts, detailed=detailed, csv=csv)
+    table = comparison.table
+    if csv:
+        table.to_csv(folder / "comparison.csv", index=False)
+    else:
+        table.to_parquet(folder / "comparison.parquet", index=False)
+    (folder / "summary.json").write_text(to_json({**comparison.summary(), **facts}), encoding="utf-8")
+    write_config(folder / "config.yaml", comparison.file.study)
+
+
+def write_config(path: Path, study: Study) -> None:
+    """The study with every default filled in; it can be run again as it stands (paths are those of the original)."""
+    path.write_text(yaml.safe_dump(study.model_dump(mode="json", exclude_none=True), sort_keys=False), encoding="utf-8")
+
+
+def run_facts(speeds: dict[str, Any], command: list[str], wall_seconds: float) -> dict[str, Any]:
+    """What is true of this run of the simulator and of no result: host, versions, speed. Kept apart from summary.json, so
+    that equal results are equal bytes."""
+    import resource
+
+    return {
+        "command": command,
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "wall_seconds": wall_seconds,
+        "sim_speed": speeds,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "host": {"machine": platform.machine(), "system": platform.system(), "python": sys.version.split()[0]},
+        "versions": {"simcore": simcore.__version__, **{name: metadata.version(name) for name in _VERSIONED}},
+    }
+
+
+def per_request_lists(result: RunResult) -> dict[str, list[Any]]:
+    """The lists of `vllm bench serve --save-detailed`: one entry a request, in request order; times in seconds."""
+    requests = result.requests
+    zero = requests["arrival"].min()
+    failed = (requests["status"] != "finished").to_numpy(dtype=bool)
+    return {
+        "input_lens": requests["input_tokens"].tolist(),
+        "output_lens": requests["generated_tokens"].tolist(),
+        "ttfts": requests["ttft"].tolist(),
+        "itls": [result.itls(i).tolist() for i in range(len(requests))],
+        "latencies": requests["e2e"].tolist(),
+        "start_times": (requests["arrival"] - zero).tolist(),
+        "queue_times": requests["queue_time"].tolist(),
+        "errors": np.where(failed, requests["status"] + ": " + requests["reason"], "").tolist(),
+    }
+
+
+def folder_name(label: str) -> str:
+    """A label as a folder name: what is not a letter, digit, dot or dash becomes a dash."""
+    return "".join(c if c.isalnum() or c in ".-" else "-" for c in label).strip("-.") or "arm"

@@ -1,0 +1,119 @@
+"""What the terminal shows: one table in AIPerf's layout, paired differences, the headline, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simcore.experiments.compare import Comparison
+from simcore.experiments.statistics import Difference
+from simcore.experiments.study import Study
+from simcore.models.kv_capacity import KvCapacity
+from simcore.models.metrics import STATISTICS
+
+_SPREADS = [
+    ("Time To First Token (ms)", "ttft"),
+    ("Time Per Output Token (ms)", "tpot"),
+    ("Inter Token Latency (ms)", "itl"),
+    ("Request Latency, E2E (ms)", "e2el"),
+]
+_SCALARS = [
+    ("Output Token Throughput (tokens/sec)", "output_throughput", 1.0),
+    ("Request Throughput (requests/sec)", "request_throughput", 1.0),
+    ("Request Goodput (requests/sec)", "request_goodput", 1.0),
+    ("Requests Within SLO (%)", "slo_attainment", 100.0),
+    ("Prefix Hit Rate (%)", "prefix_cache_hit_rate", 100.0),
+    ("Utilisation (%)", "utilization", 100.0),
+    ("$ per Million Output Tokens Within SLO", "usd_per_million_output_tokens_within_slo", 1.0),
+    ("Preemptions", "preemptions", 1.0),
+    ("Requests Finished", "completed", 1.0),
+    ("Requests Refused / Cancelled / Unfinished", "failed", 1.0),
+]
+
+
+def metrics_table(title: str, summaries: dict[str, dict[str, Any]]) -> Table:
+    """Rows are metrics, one line a policy; columns are statistics. Scalars stand under `mean`."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("Metric")
+    if len(summaries) > 1:
+        table.add_column("Policy")
+    for statistic in STATISTICS:
+        table.add_column(statistic, justify="right")
+
+    def add(name: str, cells: dict[str, Sequence[str]]) -> None:
+        for k, (label, values) in enumerate(cells.items()):
+            lead = [name if k == 0 else ""] + ([label] if len(summaries) > 1 else [])
+            table.add_row(*lead, *values, end_section=k == len(cells) - 1)
+
+    for name, key in _SPREADS:
+        add(name, {label: [number(s[f"{stat}_{key}_ms"]) for stat in STATISTICS] for label, s in summaries.items()})
+    for name, key, scale in _SCALARS:
+        add(name, {label: [number(s[key], scale), "N/A", "N/A", "N/A"] for label, s in summaries.items()})
+    return table
+
+
+def differences_table(comparison: Comparison) -> Table:
+    first = comparison.arms[0].label
+    table = Table(title=f"Paired difference to {first} (95% interval)", title_justify="left")
+    table.add_column("Metric")
+    for label in comparison.differences:
+        table.add_column(label, justify="right")
+    for k, d in enumerate(next(iter(comparison.differences.values()))):
+        cells = [_difference(ds[k]) for ds in comparison.differences.values()]
+        table.add_row(f"{d.label} ({d.unit})", *cells)
+    return table
+
+
+def _difference(d: Difference) -> str:
+    if d.why:
+        return f"{number(d.difference, sign=True)} (no interval)"
+    style = ("green" if d.better else "red") if d.known else "dim"
+    return f"[{style}]{number(d.difference, sign=True)} ({number(d.low, sign=True)} .. {number(d.high, sign=True)})[/]"
+
+
+def number(value: float | None, scale: float = 1.0, sign: bool = False) -> str:
+    if value is None or value != value:
+        return "N/A"
+    value *= scale
+    plus = "+" if sign else ""
+    if isinstance(value, int) or (value == int(value) and abs(value) >= 100):
+        return f"{value:{plus},.0f}"
+    return f"{value:{plus},.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:{plus}.2g}"
+
+
+def assumptions(study: Study, capacity: KvCapacity, notes: Sequence[str]) -> list[str]:
+    """What stands behind the numbers and was not measured here."""
+    lines = [f"engine: vLLM {study.engine.version} semantics (docs/scheduler.md); {study.llm.name} on "
+             f"{study.cluster.replicas} x {study.cluster.tensor_parallel_size} {study.cluster.gpu}"]
+    pool = f"KV pool: {capacity.tokens:,} tokens a replica"
+    if capacity.estimated:
+        low, high = capacity.low, capacity.high
+        pool += (f", estimated; -20% is num_gpu_blocks {low:,}, +20% {high:,}: see whether the result holds with "
+                 f"--vary engine.num_gpu_blocks={low},{high}")
+    lines.append(pool)
+    listed = ", ".join(f"{key.split('.')[-1]} {value:g}" for key, value in study.cost_model.listed().items())
+    lines.append(f"step times: roofline, assumed and fitted to nothing: {listed}")
+    lines.append(f"assumed by the study: SLO {study.limits} (ms); "
+                 f"{study.cost.usd_per_gpu_hour if study.cost.usd_per_gpu_hour is not None else 'no'} $ per GPU-hour")
+    return lines + [f"workload: {note}" for note in notes]
+
+
+def print_comparison(console: Console, comparison: Comparison, assumed: Sequence[str]) -> None:
+    summaries = {arm.label: runs[0].summary for arm, runs in zip(comparison.arms, comparison.results, strict=True)}
+    study = comparison.file.study
+    title = f"simcore | {study.name}" + (f" | seed {study.seeds[0]}" if len(study.seeds) > 1 else "")
+    console.print(metrics_table(title, summaries))
+    console.print(differences_table(comparison))
+    for label, text in comparison.parting.items():
+        console.print(f"First parting of {label}: {text}", style="dim", highlight=False)
+    for label, found in comparison.oracles.items():
+        console.print(f"ORACLE: {label} uses the true future ({', '.join(found)})", style="bold yellow")
+    console.print("\nAssumed:", style="bold")
+    for line in assumed:
+        console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
+    console.print()
+    for k, line in enumerate(comparison.headline):
+        console.print(line, style="bold" if k == 0 else None, highlight=False, soft_wrap=True)

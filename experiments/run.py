@@ -1,0 +1,156 @@
+"""Builds what a study names and plays it: one job is one arm under one seed, on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simcore.errors import ConfigError
+from simcore.experiments.study import Arm, PolicyConfig, Study, StudyFile, WorkloadConfig
+from simcore.lookup import construct, find_class
+from simcore.models.decision_points import KINDS, Policy
+from simcore.models.gpu import load_gpu
+from simcore.models.hf_config import load_llm
+from simcore.models.kv_capacity import KvCapacity, kv_capacity
+from simcore.models.llm import LlmSpec
+from simcore.models.roofline import roofline_tables
+from simcore.models.serving import Deployment, Policies, RunResult, serve
+from simcore.parallel import fan_out
+from simcore.traces.generate import poisson
+from simcore.traces.read import SHIPPED, read
+from simcore.traces.transform import dequantise, head, slice_time, thin
+from simcore.traces.workload import Workload
+
+DEFAULTS = {"admission": "fcfs", "retention": "lru", "replica_routing": "round-robin"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker process gets: names and numbers only, so that it builds everything itself."""
+
+    study: Study
+    folder: Path
+    seed: int
+
+
+def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
+    """Read or generate, then dequantise, slice, thin and head, as the study says."""
+    if config.generate is not None:
+        g = config.generate
+        workload = poisson(
+            g.requests, g.rate, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
+            prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
+        )
+    else:
+        assert config.trace is not None
+        path = Path(config.trace) if config.trace in SHIPPED else folder / config.trace
+        workload = read(str(path), config.format, skip_bad=config.skip_bad)
+    if config.dequantise:
+        workload = dequantise(workload, config.dequantise, seed)
+    if config.slice is not None:
+        workload = slice_time(workload, config.slice.start, config.slice.end)
+    if config.thin is not None:
+        workload = thin(workload, config.thin, seed)
+    if config.head is not None and config.head < len(workload):
+        workload = head(workload, config.head)
+    if not len(workload):
+        raise ConfigError(str(config.trace), "workload", why="no request is left after slicing")
+    return workload
+
+
+def build_deployment(study: Study, llm: LlmSpec | None = None) -> tuple[Deployment, KvCapacity]:
+    """The engine on its GPUs; raises ConfigError when the model does not fit or a context is longer than the pool."""
+    llm = llm or load_llm(study.llm.name, study.llm.weight_dtype, study.llm.kv_cache_dtype)
+    engine, tp = study.engine, study.cluster.tensor_parallel_size
+    gpu = load_gpu(study.cluster.gpu)
+    capacity = kv_capacity(
+        llm, gpu, tensor_parallel_size=tp, gpu_memory_utilization=engine.gpu_memory_utilization,
+        block_size=engine.block_size, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens,
+        num_gpu_blocks=engine.num_gpu_blocks,
+    )
+    longest = engine.max_model_len or llm.max_position_embeddings
+    if longest > llm.max_position_embeddings:
+        allowed = f"at most {llm.max_position_embeddings} for {llm.name}"
+        raise ConfigError("engine.max_model_len", found=longest, allowed=allowed)
+    if -(-longest // engine.block_size) > capacity.blocks - 1 and engine.max_model_len is not None:
+        raise ConfigError("engine.max_model_len", found=longest, why="longer than the KV pool",
+                          allowed=f"at most {capacity.tokens} tokens, or more memory")
+    deployment = Deployment(
+        settings=engine, replicas=study.cluster.replicas, num_blocks=capacity.blocks, max_model_len=longest,
+        tables=roofline_tables(llm, gpu, tensor_parallel_size=tp, max_num_batched_tokens=engine.max_num_batched_tokens,
+                               assumptions=study.cost_model),
+        window=llm.window or 0, step_overhead=study.cost_model.step_overhead,
+        sequence_overhead=study.cost_model.sequence_overhead, gpus_per_replica=tp,
+        kv_bytes_per_token=llm.kv_bytes_per_token * llm.kv_copies(tp), num_layers=llm.n_layers,
+    )
+    return deployment, capacity
+
+
+def build_policies(study: Study, folder: Path) -> Policies:
+    """Constructors of the study's policies. Every class is looked up, and built once, here: errors come before the run."""
+    chosen = {kind: study.policy(kind) for kind in KINDS}
+    classes: dict[str, tuple[type, dict[str, Any]]] = {}
+    for kind, config in chosen.items():
+        if config is not None:
+            classes[kind] = (find_class(kind, config.name, KINDS[kind], folder), config.parameters)
+    shared = _one_for_both(classes)
+    for kind, name in DEFAULTS.items():
+        if kind not in classes and kind != shared:
+            config = PolicyConfig(name=name)
+            classes[kind] = (find_class(kind, config.name, KINDS[kind], folder), {})
+    for kind, (found, parameters) in classes.items():
+        construct(found, f"policies.{kind}", parameters)
+
+    def make(kind: str) -> Any:
+        found, parameters = classes[kind]
+        return construct(found, f"policies.{kind}", parameters)
+
+    return Policies(
+        admission=lambda replica: make("retention" if shared == "admission" else "admission"),
+        retention=lambda replica, admission: admission if shared else make("retention"),  # type: ignore[return-value]
+        replica_routing=lambda: make("replica_routing"),
+    )
+
+
+def _one_for_both(classes: dict[str, tuple[type, dict[str, Any]]]) -> str | None:
+    """Admission and retention may be one object (queue order and pins over one memory): the kind that was left out and is
+    served by the other's policy, else None."""
+    for missing, given in (("admission", "retention"), ("retention", "admission")):
+        if missing not in classes and given in classes and issubclass(classes[given][0], KINDS[missing]):
+            return missing
+    return None
+
+
+def oracles(study: Study, folder: Path) -> list[str]:
+    """Names of the study's policies that use the true future."""
+    made = build_policies(study, folder)
+    admission = made.admission(0)
+    policies: list[Policy] = [admission, made.retention(0, admission), made.replica_routing()]
+    return sorted({type(policy).__name__ for policy in policies if policy.oracle})
+
+
+def play(job: Job, progress: Callable[[float], Any] | None = None) -> RunResult:
+    """Build and run one job."""
+    study = job.study
+    deployment, _ = build_deployment(study)
+    policies = build_policies(study, job.folder)
+    workload = build_workload(study.workload, job.folder, job.seed)
+    return serve(
+        workload, deployment, policies, slo=study.limits, usd_per_gpu_hour=study.cost.usd_per_gpu_hour, seed=job.seed,
+        horizon=study.horizon, sample_every=study.sample_every, progress=progress,
+    )
+
+
+def play_arms(
+    file: StudyFile, arms: Sequence[Arm], *, processes: int, report: Callable[[int, float], Any] | None = None
+) -> list[list[RunResult]]:
+    """Every arm under every seed: results[arm][seed]. Results do not depend on the number of processes."""
+    jobs = [Job(arm.study, file.folder, seed) for arm in arms for seed in arm.study.seeds]
+    results = iter(fan_out(play, jobs, processes=processes, report=report))
+    return [[next(results) for _ in arm.study.seeds] for arm in arms]
+
+
+def _lengths(value: Any) -> Any:
+    return (value.mean, value.sd) if hasattr(value, "mean") else value

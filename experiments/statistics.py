@@ -1,0 +1,196 @@
+"""Paired differences between runs, with intervals that respect how a serving system's requests depend on each other.
+
+One trace is one sample path: requests close in time share queues, so they are not independent. Intervals come from
+blocks of time of at least ten mean E2E (batch means), resampled together for both policies; for means this is the
+t-interval of the batch means, for quantiles and ratios its bootstrap. Where the workload is generated under several
+seeds, the seeds are the independent units. Coverage is tested on a queue of known answer (tests/experiments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcore.models.metrics import Slo
+from simcore.randomness import generator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEWEST_BLOCKS = 5
+MOST_BLOCKS = 50
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A statistic that is compared. `values`: one number a request (NaN = undefined); `weights`: its denominator."""
+
+    name: str
+    label: str
+    unit: str
+    statistic: str  # mean, p50, p90, p99, or ratio (sum of values / sum of weights)
+    values: Callable[[pd.DataFrame, Slo], np.ndarray]
+    weights: Callable[[pd.DataFrame, Slo], np.ndarray] | None = None
+    scale: float = 1.0  # from the value to the unit
+    less_is_better: bool = True
+
+
+def _column(name: str) -> Callable[[pd.DataFrame, Slo], np.ndarray]:
+    return lambda requests, slo: requests[name].to_numpy(dtype=float)
+
+
+def _timing(column: str, label: str) -> list[Metric]:
+    return [
+        Metric(f"{column}_{s}", f"{label} {s}", "ms", s, _column(column), scale=1e3) for s in ("mean", "p50", "p90", "p99")
+    ]
+
+
+def _good(requests: pd.DataFrame, slo: Slo) -> np.ndarray:
+    return slo.met(requests).astype(float)
+
+
+def _admitted(column: str) -> Callable[[pd.DataFrame, Slo], np.ndarray]:
+    return lambda requests, slo: np.where(requests["admitted"].notna(), requests[column], np.nan)
+
+
+METRICS: list[Metric] = [
+    *_timing("ttft", "TTFT"),
+    *_timing("tpot", "TPOT"),
+    *_timing("e2e", "E2E"),
+    Metric("goodput_share", "Requests within SLO", "%", "mean", _good, scale=100.0, less_is_better=False),
+    Metric("hit_rate", "Prefix hit rate", "%", "ratio", _admitted("cached_tokens"), _admitted("input_tokens"), scale=100.0,
+           less_is_better=False),
+]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """B - A of one metric. `low` and `high` are NaN where the trace is too short for an interval (`why` says so)."""
+
+    metric: str
+    label: str
+    unit: str
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    units: int  # independent blocks or seeds behind the interval
+    method: str
+    less_is_better: bool
+    why: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether the interval excludes no difference."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def better(self) -> bool:
+        return (self.difference < 0) == self.less_is_better
+
+
+def compare_metric(
+    metric: Metric, a: Sequence[pd.DataFrame], b: Sequence[pd.DataFrame], slo: Slo, *, by_seed: bool
+) -> Difference:
+    """The paired difference of two arms; `a[k]` and `b[k]` are the requests tables of the same seed."""
+    per_seed = [_paired(metric, x, y, slo) for x, y in zip(a, b, strict=True)]
+    if by_seed:
+        pairs = np.array([(_statistic(metric, p.a, p.wa), _statistic(metric, p.b, p.wb)) for p in per_seed]) * metric.scale
+        deltas = pairs[:, 1] - pairs[:, 0]
+        centre, n = float(deltas.mean()), len(deltas)
+        half = _t(n - 1) * float(deltas.std(ddof=1)) / np.sqrt(n) if n > 1 else float("nan")
+        low, high = centre - half, centre + half
+        value_a, value_b = map(float, pairs.mean(axis=0))
+        return Difference(metric.name, metric.label, metric.unit, value_a, value_b, centre, float(low), float(high), n,
+                          "seeds", metric.less_is_better, "" if n > 1 else "one seed")
+    pooled = _Pair(*(np.concatenate(column) for column in zip(*(p.columns() for p in per_seed), strict=True)))
+    value_a, value_b = (_statistic(metric, v, w) * metric.scale for v, w in ((pooled.a, pooled.wa), (pooled.b, pooled.wb)))
+    blocks, why = time_blocks(pooled.arrival, float(np.nanmean(pooled.e2e)) if len(pooled.e2e) else float("nan"))
+    half = _block_half_width(metric, pooled, blocks) * metric.scale if not why else float("nan")
+    delta = value_b - value_a
+    return Difference(metric.name, metric.label, metric.unit, value_a, value_b, delta, delta - half, delta + half,
+                      int(blocks.max(initial=-1)) + 1, "time blocks", metric.less_is_better, why)
+
+
+@dataclass
+class _Pair:
+    """Requests for which both arms have the metric: values, denominators, arrival and mean E2E of the two."""
+
+    a: np.ndarray
+    b: np.ndarray
+    wa: np.ndarray
+    wb: np.ndarray
+    arrival: np.ndarray
+    e2e: np.ndarray
+
+    def columns(self) -> tuple[np.ndarray, ...]:
+        return (self.a, self.b, self.wa, self.wb, self.arrival, self.e2e)
+
+
+def _paired(metric: Metric, a: pd.DataFrame, b: pd.DataFrame, slo: Slo) -> _Pair:
+    ones = np.ones(len(a))
+    va, vb = metric.values(a, slo), metric.values(b, slo)
+    wa, wb = (metric.weights(a, slo), metric.weights(b, slo)) if metric.weights else (ones, ones)
+    arrival = a["arrival"].to_numpy(dtype=float)
+    both = ~(np.isnan(va) | np.isnan(vb) | np.isnan(wa) | np.isnan(wb) | np.isnan(arrival))
+    e2e = (a["e2e"].to_numpy(dtype=float) + b["e2e"].to_numpy(dtype=float)) / 2
+    return _Pair(*(column[both] for column in (va, vb, wa, wb, arrival, e2e)))
+
+
+def time_blocks(arrival: np.ndarray, mean_e2e: float) -> tuple[np.ndarray, str]:
+    """The block of each request: equal spans of time of at least ten mean E2E, at most MOST_BLOCKS; and why there are
+    too few ("" = there are enough)."""
+    if not len(arrival):
+        return np.zeros(0, dtype=np.int64), "no request has this metric in both runs"
+    first, span = float(arrival.min()), float(np.ptp(arrival))
+    count = int(min(MOST_BLOCKS, span // (10 * mean_e2e))) if mean_e2e > 0 else 0
+    if count < FEWEST_BLOCKS:
+        need = FEWEST_BLOCKS * 10 * mean_e2e
+        return np.zeros(len(arrival), dtype=np.int64), f"trace of {span:.0f} s; an interval needs {need:.0f} s"
+    blocks = np.minimum(((arrival - first) / span * count).astype(np.int64), count - 1)
+    _, blocks = np.unique(blocks, return_inverse=True)  # a block in which nothing arrived is no observation
+    return blocks, ""
+
+
+def _block_half_width(metric: Metric, pair: _Pair, blocks: np.ndarray) -> float:
+    """t quantile x standard error of the paired difference under resampling of whole blocks."""
+    count = int(blocks.max()) + 1
+    rng = generator(0, "bootstrap", metric.name)
+    draws = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)  # how often each block was drawn
+    deltas = _resampled(metric, pair.b, pair.wb, blocks, draws) - _resampled(metric, pair.a, pair.wa, blocks, draws)
+    # A bootstrap over n blocks has (n - 1) / n of the variance of their mean.
+    return _t(count - 1) * float(np.std(deltas)) * float(np.sqrt(count / (count - 1)))
+
+
+def _resampled(metric: Metric, values: np.ndarray, weights: np.ndarray, blocks: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    if metric.statistic in ("mean", "ratio"):
+        totals = np.bincount(blocks, values, draws.shape[1]), np.bincount(blocks, weights, draws.shape[1])
+        return (draws @ totals[0]) / (draws @ totals[1])
+    q = float(metric.statistic[1:]) / 100
+    order = np.argsort(values, kind="stable")
+    ordered, of_block = values[order], blocks[order]
+    out = np.empty(len(draws))
+    for k, draw in enumerate(draws):  # weighted quantile: the first value at which the cumulated weight reaches q
+        reached = np.cumsum(draw[of_block])
+        out[k] = ordered[np.searchsorted(reached, q * reached[-1])]
+    return out
+
+
+def _statistic(metric: Metric, values: np.ndarray, weights: np.ndarray) -> float:
+    if not len(values):
+        return float("nan")
+    if metric.statistic in ("mean", "ratio"):
+        return float(values.sum() / weights.sum())
+    return float(np.percentile(values, float(metric.statistic[1:])))
+
+
+def _t(degrees: int) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) if degrees > 0 else float("nan")
