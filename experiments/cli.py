@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point: an error of ours is one line on stderr and exit code 2; Ctrl-C is 130."""
     try:
         app(args=arguments)
-    except SimcoreError as error:
+    except (SimcoreError, OSError) as error:  # an OSError is a folder that cannot be written, a full disk
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -13,15 +13,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from simcore.config import parse_seconds
 from simcore.errors import ConfigError
-from simcore.experiments.compare import check, compare
-from simcore.experiments.output import run_facts, write_comparison, write_run
+from simcore.experiments.compare import check, compare, require_arms
+from simcore.experiments.output import run_facts, shared, write_comparison, write_run
 from simcore.experiments.plot import draw
 from simcore.experiments.report import assumptions, metrics_table, print_comparison
-from simcore.experiments.run import Job, build_deployment, build_workload, oracles, play
-from simcore.experiments.study import Arm, StudyFile, read_study
+from simcore.experiments.run import Job, build_deployment, oracles, play
+from simcore.experiments.study import Arm, Study, StudyFile, read_study
 from simcore.files import to_json, whole_folder, write_whole
 from simcore.models.decision_points import KINDS
 from simcore.traces.transform import head as first_requests
+from simcore.traces.workload import Workload
 
 PILOT_REQUESTS = 100
 BYTES_PER_REQUEST = 250  # of Parquet, all tables together
@@ -36,22 +37,26 @@ def run_study(
     chosen = {a.label: a for a in file.arms}.get(arm or "") if arm else Arm(file.study.name, file.study)
     if chosen is None:
         raise ConfigError(f"--arm {arm}", allowed=", ".join(a.label for a in file.arms))
-    check(file, [chosen])
+    for setting in settings if arm else ():
+        if setting.split("=")[0].strip() in file.study.compare.vary:
+            raise ConfigError(f"--set {setting}", why=f"the arm {arm} sets this key", allowed="either --arm or --set")
     study = chosen.study
     seed = study.seeds[0] if seed is None else seed
+    (workload,) = check(file, [chosen], seed)
     target = out or Path("out") / study.name
     console = _console(json)
-    facts, assumed = _facts(file, seed)
-    _announce(console, file, [chosen], seed, 1, target)
+    facts, assumed = _facts(study, workload)
     with whole_folder(target) as folder:
+        _announce(console, file, [chosen], workload, 1, 1, target)
         with _progress(console) as bar:
             task = bar.add_task(chosen.label, total=1.0)
             result = play(Job(study, file.folder, seed), lambda share: bar.update(task, completed=share))
-        write_run(folder, study, result, facts=facts, detailed=detailed, csv=csv)
+        write_run(folder, study, result, file.folder, facts=facts, detailed=detailed, csv=csv)
         draw(folder / "plot.png", study.name, {chosen.label: result}, {})
         run_json = run_facts({chosen.label: result.speed}, sys.argv[1:], time.perf_counter() - started)
         (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
-    console.print(metrics_table(f"simcore | {study.name}", {chosen.label: result.summary}))
+    named = ", ".join(f"{kind} {study.policy(kind) or 'default'}" for kind in KINDS)
+    console.print(metrics_table(f"simcore | {study.name} | {named}", {chosen.label: result.summary}))
     for name in oracles(study, file.folder):
         console.print(f"ORACLE: {name} uses the true future", style="bold yellow")
     console.print("Assumed:", style="bold")
@@ -67,20 +72,23 @@ def compare_study(
 ) -> None:
     started = time.perf_counter()
     file = read_study(path, settings, vary, goodput)
-    check(file, file.arms)
+    require_arms(file)
+    workloads = check(file, file.arms)
     study = file.study
     target = out or Path("out") / study.name
     console = _console(json)
-    facts, assumed = _facts(file, study.seeds[0])
+    facts, lines = zip(*(_facts(arm.study, w) for arm, w in zip(file.arms, workloads, strict=True)), strict=True)
+    assumed = [*lines[0], *(f"{arm.label}: {line}" for arm, of_arm in zip(file.arms, lines, strict=True)
+                            for line in of_arm if line not in lines[0])]
     processes = processes or os.cpu_count() or 1
     jobs = [(arm, seed) for arm in file.arms for seed in arm.study.seeds]
-    _announce(console, file, file.arms, study.seeds[0], min(processes, len(jobs)), target)
     with whole_folder(target) as folder:
+        _announce(console, file, file.arms, workloads[0], len(jobs), min(processes, len(jobs)), target)
         with _progress(console) as bar:
             tasks = [bar.add_task(a.label if len(study.seeds) == 1 else f"{a.label}, seed {s}", total=1.0) for a, s in jobs]
             comparison = compare(
                 file, processes=processes, report=lambda number, share: bar.update(tasks[number], completed=share))
-        write_comparison(folder, comparison, facts=facts, detailed=detailed, csv=csv)
+        write_comparison(folder, comparison, facts=list(facts), detailed=detailed, csv=csv)
         runs = {arm.label: results[0] for arm, results in zip(comparison.arms, comparison.results, strict=True)}
         draw(folder / "plot.png", study.name, runs, comparison.differences)
         results = [result for of_arm in comparison.results for result in of_arm]
@@ -89,7 +97,7 @@ def compare_study(
         (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
     print_comparison(console, comparison, assumed)
     console.print(f"Written to {target}: tables, summary.json, run.json, config.yaml, plot.png", highlight=False)
-    _write_json(json, {**comparison.summary(), **facts})
+    _write_json(json, {**comparison.summary(), **shared(list(facts))})
 
 
 def list_policies(kind: str | None, json: Path | None) -> None:
@@ -157,11 +165,9 @@ def cut_trace(
     _write_json(json, describe(workload))
 
 
-def _facts(file: StudyFile, seed: int) -> tuple[dict[str, Any], list[str]]:
+def _facts(study: Study, workload: Workload) -> tuple[dict[str, Any], list[str]]:
     """What goes with every result: notes on the workload, the KV pool, assumed numbers; as data and as lines to print."""
-    study = file.study
     _, capacity = build_deployment(study)
-    workload = build_workload(study.workload, file.folder, seed)
     facts = {
         "engine_version": study.engine.version,
         "workload": {"source": workload.source.name, "licence": workload.source.licence,
@@ -176,23 +182,24 @@ def _facts(file: StudyFile, seed: int) -> tuple[dict[str, Any], list[str]]:
     return facts, assumptions(study, capacity, notes)
 
 
-def _announce(console: Console, file: StudyFile, arms: list[Arm], seed: int, processes: int, target: Path) -> None:
+def _announce(
+    console: Console, file: StudyFile, arms: list[Arm], workload: Workload, runs: int, processes: int, target: Path
+) -> None:
     """Say beforehand how long it will take and how much it will write, from a pilot run of the first requests."""
     study = arms[0].study
-    workload = build_workload(study.workload, file.folder, seed)
-    runs = sum(len(arm.study.seeds) for arm in arms)
+    of = f"{runs} run{'s' if runs > 1 else ''} of {len(workload):,} requests"
     size = f"writes about {max(1, round(len(workload) * runs * BYTES_PER_REQUEST / 1e6)):,} MB to {target}"
     if len(workload) <= 2 * PILOT_REQUESTS or len(workload.wait_for):
-        console.print(f"{runs} runs of {len(workload):,} requests; {size}", highlight=False)
+        console.print(f"{of}; {size}", highlight=False)
         return
     pilot = first_requests(workload, PILOT_REQUESTS)
     from simcore.experiments.run import build_policies
     from simcore.models.serving import serve
 
-    speed = serve(pilot, build_deployment(study)[0], build_policies(study, file.folder), seed=seed).speed
+    speed = serve(pilot, build_deployment(study)[0], build_policies(study, file.folder), seed=study.seeds[0]).speed
     share = float(workload.output_tokens.sum() / pilot.output_tokens.sum())
     seconds = speed["cpu_seconds"] * share * runs / processes
-    console.print(f"{runs} runs of {len(workload):,} requests: about {_duration(seconds)} on {processes} "
+    console.print(f"{of}: about {_duration(seconds)} on {processes} "
                   f"process{'es' if processes > 1 else ''}; {size}", highlight=False)
 
 

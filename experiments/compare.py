@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcore.errors import ConfigError
-from simcore.experiments.run import build_deployment, build_policies, oracles, play_arms
+from simcore.experiments.run import build_deployment, build_policies, build_workload, oracles, play_arms
 from simcore.experiments.statistics import METRICS, Difference, compare_metric
 from simcore.experiments.study import Arm, StudyFile
 from simcore.models.serving import RunResult
+from simcore.traces.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,28 +53,45 @@ class Comparison:
         }
 
 
-def check(file: StudyFile, arms: list[Arm]) -> None:
-    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line."""
-    for arm in arms:
+def require_arms(file: StudyFile) -> None:
+    """Raises ConfigError unless there is something to compare, by a metric that there is."""
+    if len(file.arms) < 2:
+        raise ConfigError(file.document.where(("compare", "vary")), "compare.vary", found=file.study.compare.vary,
+                          allowed="a key with at least two values, here or as --vary key=a,b")
+    if file.study.compare.headline not in {metric.name for metric in METRICS}:
+        raise ConfigError(file.document.where(("compare", "headline")), "compare.headline",
+                          found=file.study.compare.headline, allowed=", ".join(metric.name for metric in METRICS))
+
+
+def check(file: StudyFile, arms: list[Arm], seed: int | None = None) -> list[Workload]:
+    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line.
+    Returns the arms' workloads under `seed` (None = their first)."""
+    workloads: list[Workload] = []
+    for k, arm in enumerate(arms):
+        config = arm.study.workload
+        alike = next((j for j in range(k) if arms[j].study.workload == config), None)
         try:
             build_deployment(arm.study)
             build_policies(arm.study, file.folder)
+            workloads.append(
+                build_workload(config, file.folder, arm.study.seeds[0] if seed is None else seed) if alike is None
+                else workloads[alike])
         except ConfigError as error:
-            raise file.located(error) from None
+            raise file.located(error, arm) from None
+        if arm.study.seeds != arms[0].study.seeds or len(workloads[k]) != len(workloads[0]):
+            raise ConfigError(file.document.where(("compare", "vary")), "compare.vary", found=arm.label,
+                              why="arms are paired by seed and request",
+                              allowed="keys that change neither the seeds nor the number of requests")
+    return workloads
 
 
 def compare(
     file: StudyFile, *, processes: int | None = None, report: Callable[[int, float], Any] | None = None
 ) -> Comparison:
     """Run all arms and compare each with the first. Raises ConfigError when there is nothing to compare."""
-    if len(file.arms) < 2:
-        raise ConfigError(str(file.path), "compare.vary", found=file.study.compare.vary,
-                          allowed="a key with at least two values, here or as --vary key=a,b")
+    require_arms(file)
     metrics = {metric.name: metric for metric in METRICS}
     headline = file.study.compare.headline
-    if headline not in metrics:
-        raise ConfigError(file.document.where(("compare", "headline")), "compare.headline", found=headline,
-                          allowed=", ".join(metrics))
     check(file, file.arms)
     results = play_arms(file, file.arms, processes=processes or os.cpu_count() or 1, report=report)
     tables = [[run.requests for run in runs] for runs in results]
@@ -106,14 +124,18 @@ def _headline(
     first = judged[0]
     beaten = [label for label, d in zip(others, best, strict=True) if d.known and d.better]
     open_ = [label for label in others if label not in beaten]
-    value = f"{first.label} {judged[winner - 1].b if winner else first.a:,.4g} {first.unit}"
+    why = next((d.why for d in best if d.why), "")
+    unit = "%" if first.unit == "points" else first.unit
+    value = f"{first.label} {judged[winner - 1].b if winner else first.a:,.4g} {unit}"
     if not open_:
         verdict = f"{labels[winner]} is best: {value}; better than {_names(beaten)} with 95% confidence."
     elif beaten:
-        verdict = (f"{labels[winner]} leads with {value}: better than {_names(beaten)} with 95% confidence, but the interval "
-                   f"of its difference to {_names(open_)} includes zero.")
-    elif any(d.why for d in best):
-        verdict = f"{labels[winner]} leads with {value}, but no policy is shown better: no interval can be given ({best[0].why})."
+        rest = f"the interval of its difference to {_names(open_)} includes zero"
+        if why:
+            rest = f"not shown better than {_names(open_)}: an interval is missing ({why})"
+        verdict = f"{labels[winner]} leads with {value}: better than {_names(beaten)} with 95% confidence, but {rest}."
+    elif why:
+        verdict = f"{labels[winner]} leads with {value}, but no policy is shown better: no interval can be given ({why})."
     else:
         verdict = f"The intervals overlap: no policy is shown better by {first.label} ({labels[winner]} leads with {value})."
     return [verdict, *(f"{label} against {labels[0]}: {_sentence(d)}" for label, d in zip(labels[1:], judged, strict=True))]
@@ -121,7 +143,12 @@ def _headline(
 
 def _sentence(d: Difference) -> str:
     share = f" ({100 * d.difference / d.a:+.1f}%)" if d.a else ""
-    text = f"{d.label} {d.a:,.4g} -> {d.b:,.4g} {d.unit}, {d.difference:+,.4g}{share}"
+    unit = "%" if d.unit == "points" else d.unit
+    if d.unit == "points":
+        share = " points"
+    text = f"{d.label} {d.a:,.4g} -> {d.b:,.4g} {unit}, {d.difference:+,.4g}{share}"
+    if d.left_out:
+        text += f" (without {d.left_out} requests that only one of the runs finished)"
     if d.why:
         return f"{text}; no interval: {d.why}."
     interval = f"95% interval {d.low:+,.4g} to {d.high:+,.4g} over {d.units} {d.method}"
@@ -138,7 +165,11 @@ def _parting(a: RunResult, b: RunResult) -> str:
     x, y = (list(r.decisions[columns].itertuples(index=False, name=None)) for r in (a, b))
     for one, other in zip(x, y, strict=False):
         if one != other:
-            return f"t={one[0]:.3f} s: {_decision(one)} against {_decision(other)} at t={other[0]:.3f} s"
+            first, second = sorted((one, other), key=lambda row: row[0])
+            which = "" if one is first else "the other run's "
+            if first[0] == second[0]:
+                return f"t={one[0]:.3f} s: {_decision(one)} against {_decision(other)}"
+            return f"t={first[0]:.3f} s: {which}{_decision(first)}; the next decision of the two is at t={second[0]:.3f} s"
     return "none: every decision is the same" if len(x) == len(y) else "one run goes on where the other ends"
 
 

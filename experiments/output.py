@@ -21,7 +21,9 @@ from simcore.models.serving import RunResult
 _VERSIONED = ("simpy", "numpy", "scipy", "numba", "pandas", "pyarrow", "pydantic", "matplotlib")
 
 
-def write_run(folder: Path, study: Study, result: RunResult, *, facts: dict[str, Any], detailed: bool, csv: bool) -> None:
+def write_run(
+    folder: Path, study: Study, result: RunResult, origin: Path, *, facts: dict[str, Any], detailed: bool, csv: bool
+) -> None:
     """One run: `<table>.parquet` (or .csv), summary.json, config.yaml. `facts` go into the summary (capacity, notes...)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in result.tables.items():
@@ -33,29 +35,39 @@ def write_run(folder: Path, study: Study, result: RunResult, *, facts: dict[str,
     if detailed:
         summary |= per_request_lists(result)
     (folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
-    write_config(folder / "config.yaml", study)
+    write_config(folder / "config.yaml", study, origin)
 
 
-def write_comparison(folder: Path, comparison: Comparison, *, facts: dict[str, Any], detailed: bool, csv: bool) -> None:
-    """A folder an arm (and seed, if there are several), then what compares them."""
-    for arm, results in zip(comparison.arms, comparison.results, strict=True):
+def write_comparison(
+    folder: Path, comparison: Comparison, *, facts: list[dict[str, Any]], detailed: bool, csv: bool
+) -> None:
+    """A folder an arm (and seed, if there are several), then what compares them. `facts`: one dict an arm."""
+    places = folder_names([arm.label for arm in comparison.arms])
+    for arm, name, results, own in zip(comparison.arms, places, comparison.results, facts, strict=True):
         for seed, result in zip(arm.study.seeds, results, strict=True):
-            place = folder / folder_name(arm.label)
+            place = folder / name
             if len(results) > 1:
                 place = place / f"seed-{seed}"
-            write_run(place, arm.study, result, facts=facts, detailed=detailed, csv=csv)
+            write_run(place, arm.study, result, comparison.file.folder, facts=own, detailed=detailed, csv=csv)
     table = comparison.table
     if csv:
         table.to_csv(folder / "comparison.csv", index=False)
     else:
         table.to_parquet(folder / "comparison.parquet", index=False)
-    (folder / "summary.json").write_text(to_json({**comparison.summary(), **facts}), encoding="utf-8")
-    write_config(folder / "config.yaml", comparison.file.study)
+    (folder / "summary.json").write_text(to_json({**comparison.summary(), **shared(facts)}), encoding="utf-8")
+    write_config(folder / "config.yaml", comparison.file.study, comparison.file.folder)
 
 
-def write_config(path: Path, study: Study) -> None:
-    """The study with every default filled in; it can be run again as it stands (paths are those of the original)."""
-    path.write_text(yaml.safe_dump(study.model_dump(mode="json", exclude_none=True), sort_keys=False), encoding="utf-8")
+def shared(facts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The facts in which all arms agree; the others stand in the arms' own summaries."""
+    return {key: value for key, value in facts[0].items() if all(other[key] == value for other in facts)}
+
+
+def write_config(path: Path, study: Study, origin: Path) -> None:
+    """The study with every default filled in; it can be run again as it stands, from anywhere on this machine (`origin`:
+    the folder that its relative paths start from)."""
+    values = {**study.model_dump(mode="json"), "folder": str(origin)}
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def run_facts(speeds: dict[str, Any], command: list[str], wall_seconds: float) -> dict[str, Any]:
@@ -91,6 +103,13 @@ def per_request_lists(result: RunResult) -> dict[str, list[Any]]:
     }
 
 
-def folder_name(label: str) -> str:
-    """A label as a folder name: what is not a letter, digit, dot or dash becomes a dash."""
-    return "".join(c if c.isalnum() or c in ".-" else "-" for c in label).strip("-.") or "arm"
+def folder_names(labels: list[str]) -> list[str]:
+    """Labels as folder names: what is not a letter, digit, dot or dash becomes a dash; alike ones are numbered."""
+    names: list[str] = []
+    for label in labels:
+        plain = name = "".join(c if c.isalnum() or c in ".-" else "-" for c in label)[:100].strip("-.") or "arm"
+        number = 2
+        while name.lower() in {other.lower() for other in names}:
+            name, number = f"{plain}-{number}", number + 1
+        names.append(name)
+    return names

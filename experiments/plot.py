@@ -49,15 +49,16 @@ def _cdf(axis: Any, values: np.ndarray, name: str) -> None:
         axis.plot(values, np.arange(1, len(values) + 1) / len(values), label=name, linewidth=1.2)
 
 
-def _in_system(run: RunResult, points: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """Mean number of requests in the system over equal spans of time."""
+def _in_system(run: RunResult, spans: int = 120, points: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Mean number of requests in the system in each of `spans` equal spans of time (over `points` looks at each)."""
     requests = run.requests
     arrival = np.sort(requests["arrival"].dropna().to_numpy())
     ended = np.sort(requests["ended"].dropna().to_numpy())
     if not len(arrival):
         return np.zeros(1), np.zeros(1)
-    times = np.linspace(arrival[0], max(arrival[-1], ended[-1] if len(ended) else 0), points)
-    return times, np.searchsorted(arrival, times, "right") - np.searchsorted(ended, times, "right")
+    times = np.linspace(arrival[0], max(arrival[-1], ended[-1] if len(ended) else 0), spans * points)
+    count = np.searchsorted(arrival, times, "right") - np.searchsorted(ended, times, "right")
+    return times.reshape(spans, points).mean(axis=1), count.reshape(spans, points).mean(axis=1)
 
 
 def _differences(axis: Any, differences: dict[str, list[Difference]], first: str) -> None:
@@ -71,6 +72,8 @@ def _differences(axis: Any, differences: dict[str, list[Difference]], first: str
         half = np.array([d.high - d.difference for d in ds]) * np.abs(scale)
         axis.errorbar(middle, at, xerr=np.nan_to_num(half), fmt="o", markersize=3, capsize=2, color=f"C{k + 1}", label=name)
     axis.axvline(0, color="black", linewidth=0.8)
+    axis.set_xscale("symlog", linthresh=10)  # a hit rate may triple where a latency moves by a few percent
+    axis.set_xticks([-100, -10, -5, 0, 5, 10, 100], ["-100", "-10", "-5", "0", "5", "10", "100"])
     axis.set_yticks(range(len(rows)), rows, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel(f"difference to {first} (% of its value), 95% intervals")

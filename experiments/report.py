@@ -28,9 +28,9 @@ _SCALARS = [
     ("Prefix Hit Rate (%)", "prefix_cache_hit_rate", 100.0),
     ("Utilisation (%)", "utilization", 100.0),
     ("$ per Million Output Tokens Within SLO", "usd_per_million_output_tokens_within_slo", 1.0),
-    ("Preemptions", "preemptions", 1.0),
-    ("Requests Finished", "completed", 1.0),
-    ("Requests Refused / Cancelled / Unfinished", "failed", 1.0),
+    ("Preemptions", "preemptions", 1),
+    ("Requests Finished", "completed", 1),
+    ("Requests Refused / Cancelled / Unfinished", "failed", 1),
 ]
 
 
@@ -109,6 +109,16 @@ def print_comparison(console: Console, comparison: Comparison, assumed: Sequence
     console.print(differences_table(comparison))
     for label, text in comparison.parting.items():
         console.print(f"First parting of {label}: {text}", style="dim", highlight=False)
+    for label, ds in comparison.differences.items():
+        left_out = max(d.left_out for d in ds)
+        if left_out:
+            console.print(f"Left out of {label}'s pairs: {left_out:,} requests that only one of the two runs finished; "
+                          "a policy that refuses the slow ones looks fast", style="bold yellow", highlight=False)
+    for label, frame in comparison.carriers.items():
+        requests = ", ".join(str(r) for r in frame["request"])
+        share = 100 * float(frame["share_of_change"].sum())
+        console.print(f"Largest changes of E2E under {label}: requests {requests} ({share:.0f}% of the summed change)",
+                      style="dim", highlight=False)
     for label, found in comparison.oracles.items():
         console.print(f"ORACLE: {label} uses the true future ({', '.join(found)})", style="bold yellow")
     console.print("\nAssumed:", style="bold")

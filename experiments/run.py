@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simcore.errors import ConfigError
+from simcore.errors import ConfigError, TraceError
 from simcore.experiments.study import Arm, PolicyConfig, Study, StudyFile, WorkloadConfig
 from simcore.lookup import construct, find_class
 from simcore.models.decision_points import KINDS, Policy
@@ -36,28 +37,47 @@ class Job:
 
 
 def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
-    """Read or generate, then dequantise, slice, thin and head, as the study says."""
+    """Read or generate, then dequantise, slice, thin and head, as the study says. Raises ConfigError naming the key, or
+    TraceError naming the trace's file and line."""
     if config.generate is not None:
         g = config.generate
-        workload = poisson(
-            g.requests, g.rate, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
-            prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
-        )
+        with _of_key("workload.generate"):
+            workload = poisson(
+                g.requests, g.rate, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
+                prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
+            )
     else:
         assert config.trace is not None
         path = Path(config.trace) if config.trace in SHIPPED else folder / config.trace
+        if config.trace not in SHIPPED and not path.is_file():
+            raise ConfigError("workload.trace", found=config.trace, why=f"no such file in {folder}",
+                              allowed=f"a shipped trace ({', '.join(SHIPPED)}) or the path of a file")
         workload = read(str(path), config.format, skip_bad=config.skip_bad)
-    if config.dequantise:
-        workload = dequantise(workload, config.dequantise, seed)
+    if config.dequantise is not None:
+        with _of_key("workload.dequantise"):
+            workload = dequantise(workload, config.dequantise, seed)
     if config.slice is not None:
-        workload = slice_time(workload, config.slice.start, config.slice.end)
+        with _of_key("workload.slice"):
+            workload = slice_time(workload, config.slice.start, config.slice.end)
     if config.thin is not None:
-        workload = thin(workload, config.thin, seed)
+        with _of_key("workload.thin"):
+            workload = thin(workload, config.thin, seed)
     if config.head is not None and config.head < len(workload):
-        workload = head(workload, config.head)
+        with _of_key("workload.head"):
+            workload = head(workload, config.head)
     if not len(workload):
-        raise ConfigError(str(config.trace), "workload", why="no request is left after slicing")
+        raise ConfigError("workload", why="no request is left")
     return workload
+
+
+@contextmanager
+def _of_key(key: str) -> Iterator[None]:
+    """What a generator or a transform refuses, under the study's key that asked for it."""
+    try:
+        yield
+    except TraceError as error:
+        why = ": ".join(filter(None, (error.key, error.why)))
+        raise ConfigError(key, found=error.found, allowed=error.allowed, why=why) from None
 
 
 def build_deployment(study: Study, llm: LlmSpec | None = None) -> tuple[Deployment, KvCapacity]:

@@ -4,6 +4,10 @@ One trace is one sample path: requests close in time share queues, so they are n
 blocks of time of at least ten mean E2E (batch means), resampled together for both policies; for means this is the
 t-interval of the batch means, for quantiles and ratios its bootstrap. Where the workload is generated under several
 seeds, the seeds are the independent units. Coverage is tested on a queue of known answer (tests/experiments).
+
+Blocks are few and long: the busier a system, the longer than its E2E it remembers (an M/M/1 queue of load r forgets in
+about 4 / (1 - r) mean E2E). On M/M/1 queues of loads 0.8 and 0.7 and 5,000 requests, 50 blocks cover in 81% of all
+cases, 10 in 86%; with 20,000 requests 90% and 93%. A short trace of a nearly saturated system stays overconfident.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FEWEST_BLOCKS = 5
-MOST_BLOCKS = 50
+MOST_BLOCKS = 10
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 
@@ -62,9 +66,9 @@ METRICS: list[Metric] = [
     *_timing("ttft", "TTFT"),
     *_timing("tpot", "TPOT"),
     *_timing("e2e", "E2E"),
-    Metric("goodput_share", "Requests within SLO", "%", "mean", _good, scale=100.0, less_is_better=False),
-    Metric("hit_rate", "Prefix hit rate", "%", "ratio", _admitted("cached_tokens"), _admitted("input_tokens"), scale=100.0,
-           less_is_better=False),
+    Metric("goodput_share", "Requests within SLO", "points", "mean", _good, scale=100.0, less_is_better=False),
+    Metric("hit_rate", "Prefix hit rate", "points", "ratio", _admitted("cached_tokens"), _admitted("input_tokens"),
+           scale=100.0, less_is_better=False),
 ]
 
 
@@ -84,6 +88,7 @@ class Difference:
     method: str
     less_is_better: bool
     why: str = ""
+    left_out: int = 0  # requests for which only one of the two runs has the metric, so that they cannot be paired
 
     @property
     def known(self) -> bool:
@@ -100,6 +105,7 @@ def compare_metric(
 ) -> Difference:
     """The paired difference of two arms; `a[k]` and `b[k]` are the requests tables of the same seed."""
     per_seed = [_paired(metric, x, y, slo) for x, y in zip(a, b, strict=True)]
+    left_out = sum(pair.left_out for pair in per_seed)
     if by_seed:
         pairs = np.array([(_statistic(metric, p.a, p.wa), _statistic(metric, p.b, p.wb)) for p in per_seed]) * metric.scale
         deltas = pairs[:, 1] - pairs[:, 0]
@@ -107,15 +113,19 @@ def compare_metric(
         half = _t(n - 1) * float(deltas.std(ddof=1)) / np.sqrt(n) if n > 1 else float("nan")
         low, high = centre - half, centre + half
         value_a, value_b = map(float, pairs.mean(axis=0))
+        why = "one seed" if n == 1 else ""
+        if np.isnan(centre):
+            why = "under some seed no request has this metric in both runs"
         return Difference(metric.name, metric.label, metric.unit, value_a, value_b, centre, float(low), float(high), n,
-                          "seeds", metric.less_is_better, "" if n > 1 else "one seed")
+                          "seeds", metric.less_is_better, why, left_out)
     pooled = _Pair(*(np.concatenate(column) for column in zip(*(p.columns() for p in per_seed), strict=True)))
     value_a, value_b = (_statistic(metric, v, w) * metric.scale for v, w in ((pooled.a, pooled.wa), (pooled.b, pooled.wb)))
-    blocks, why = time_blocks(pooled.arrival, float(np.nanmean(pooled.e2e)) if len(pooled.e2e) else float("nan"))
+    e2e = pooled.e2e[~np.isnan(pooled.e2e)]
+    blocks, why = time_blocks(pooled.arrival, float(e2e.mean()) if len(e2e) else float("nan"))
     half = _block_half_width(metric, pooled, blocks) * metric.scale if not why else float("nan")
     delta = value_b - value_a
     return Difference(metric.name, metric.label, metric.unit, value_a, value_b, delta, delta - half, delta + half,
-                      int(blocks.max(initial=-1)) + 1, "time blocks", metric.less_is_better, why)
+                      int(blocks.max(initial=-1)) + 1, "time blocks", metric.less_is_better, why, left_out)
 
 
 @dataclass
@@ -128,6 +138,7 @@ class _Pair:
     wb: np.ndarray
     arrival: np.ndarray
     e2e: np.ndarray
+    left_out: int = 0
 
     def columns(self) -> tuple[np.ndarray, ...]:
         return (self.a, self.b, self.wa, self.wb, self.arrival, self.e2e)
@@ -140,7 +151,8 @@ def _paired(metric: Metric, a: pd.DataFrame, b: pd.DataFrame, slo: Slo) -> _Pair
     arrival = a["arrival"].to_numpy(dtype=float)
     both = ~(np.isnan(va) | np.isnan(vb) | np.isnan(wa) | np.isnan(wb) | np.isnan(arrival))
     e2e = (a["e2e"].to_numpy(dtype=float) + b["e2e"].to_numpy(dtype=float)) / 2
-    return _Pair(*(column[both] for column in (va, vb, wa, wb, arrival, e2e)))
+    left_out = int((np.isnan(va) != np.isnan(vb)).sum())
+    return _Pair(*(column[both] for column in (va, vb, wa, wb, arrival, e2e)), left_out)
 
 
 def time_blocks(arrival: np.ndarray, mean_e2e: float) -> tuple[np.ndarray, str]:
@@ -149,12 +161,16 @@ def time_blocks(arrival: np.ndarray, mean_e2e: float) -> tuple[np.ndarray, str]:
     if not len(arrival):
         return np.zeros(0, dtype=np.int64), "no request has this metric in both runs"
     first, span = float(arrival.min()), float(np.ptp(arrival))
+    if np.isnan(mean_e2e):
+        return np.zeros(len(arrival), dtype=np.int64), "no request of this metric finished in both runs"
     count = int(min(MOST_BLOCKS, span // (10 * mean_e2e))) if mean_e2e > 0 else 0
     if count < FEWEST_BLOCKS:
         need = FEWEST_BLOCKS * 10 * mean_e2e
-        return np.zeros(len(arrival), dtype=np.int64), f"trace of {span:.0f} s; an interval needs {need:.0f} s"
+        return np.zeros(len(arrival), dtype=np.int64), f"trace of {span:.3g} s; an interval needs {need:.3g} s"
     blocks = np.minimum(((arrival - first) / span * count).astype(np.int64), count - 1)
-    _, blocks = np.unique(blocks, return_inverse=True)  # a block in which nothing arrived is no observation
+    held, blocks = np.unique(blocks, return_inverse=True)  # a block in which nothing arrived is no observation
+    if len(held) < FEWEST_BLOCKS:
+        return blocks, f"requests arrive in {len(held)} of {count} blocks of time; an interval needs {FEWEST_BLOCKS}"
     return blocks, ""
 
 

@@ -9,9 +9,9 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from simcore.config import Document, Seconds
+from simcore.config import Document, Seconds, parse_value
 from simcore.errors import ConfigError
 from simcore.models.engine import EngineSettings
 from simcore.models.metrics import Slo
@@ -123,6 +123,7 @@ class Study(Strict):
     """A study. Keys that are assumptions of the user's (slo, cost) are printed beside every headline."""
 
     name: str = "study"
+    folder: str | None = Field(None, description="what relative paths start from; None = the folder of this file")
     workload: WorkloadConfig
     model: ModelConfig | str
     cluster: ClusterConfig = ClusterConfig()
@@ -135,6 +136,13 @@ class Study(Strict):
     seeds: Annotated[list[int], Field(min_length=1)] = [1]
     horizon: Seconds = Field(inf, gt=0, description="simulated time after which the run is cut")
     sample_every: Seconds = Field(1.0, ge=0, description="least time between two rows of the steps table")
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("each seed once: one that stands twice is no second observation")
+        return seeds
 
     @property
     def llm(self) -> ModelConfig:
@@ -168,17 +176,16 @@ class StudyFile:
 
     @property
     def folder(self) -> Path:
-        return self.path.parent.resolve()
+        return (self.path.parent / (self.study.folder or "")).resolve()
 
-
-    def located(self, error: ConfigError) -> ConfigError:
-        """The error of a part that knows only its own key, with the line of the study that set it."""
+    def located(self, error: ConfigError, arm: Arm) -> ConfigError:
+        """The error of a part that knows only its own key, with the line of the study (or the axis) that set it."""
         key = _KEYS.get(error.where, error.where)
         path = tuple(key.split("."))
         if path[0] not in Study.model_fields:
             return error
-        varied = ("compare", "vary", key)
-        where = self.document.where(varied if varied in self.document.lines or varied in self.document.overridden else path)
+        axes = [axis for axis in self.study.compare.vary if f"{key}.".startswith(f"{axis}.") or axis.startswith(f"{key}.")]
+        where = self.document.where(("compare", "vary", axes[0]) if axes and arm in self.arms else path)
         rest = f"{key}.{error.key}" if error.key else key
         return ConfigError(where, rest, found=error.found, allowed=error.allowed, why=error.why)
 
@@ -200,20 +207,27 @@ def read_study(
     if goodput:
         document.put("slo", _parse_goodput(goodput), f"--goodput {' '.join(goodput)}")
     if vary:
-        document.put("compare.vary", dict(_parse_vary(item) for item in vary), f"--vary {' '.join(vary)}")
+        axes = dict(_parse_vary(item) for item in vary)
+        if len(axes) < len(vary):
+            raise ConfigError(f"--vary {' '.join(vary)}", why="a key stands twice", allowed="all values behind one --vary")
+        document.put("compare.vary", axes, f"--vary {' '.join(vary)}")
     study = document.validate(Study)
     axes = study.compare.vary
     for key, values in axes.items():
+        if key.split(".")[0] in ("slo", "compare", "name", "folder"):
+            raise ConfigError(document.where(("compare", "vary", key)), "compare.vary", found=key,
+                              allowed="keys of what is simulated; all arms are judged by the same yardstick")
         if not values:
             raise ConfigError(document.where(("compare", "vary", key)), f"compare.vary.{key}", found=values,
                               allowed="a list of at least one value")
     arms = []
-    for values in itertools.product(*axes.values()):
+    for chosen in itertools.product(*axes.values()):
         variant = document.copy()
-        for key, value in zip(axes, values, strict=True):
+        for key, value in zip(axes, chosen, strict=True):
             variant.put(key, value, document.where(("compare", "vary", key)))
-        label = ", ".join(_label(key, value, len(axes)) for key, value in zip(axes, values, strict=True))
-        arms.append(Arm(label or study.name, variant.validate(Study)))
+        checked = variant.validate(Study)
+        label = ", ".join(_label(key, value, len(axes)) for key, value in zip(axes, chosen, strict=True))
+        arms.append(Arm(label or study.name, checked))
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
         raise ConfigError(document.where(("compare", "vary")), "compare.vary", found=labels, why="a value stands twice")
@@ -221,7 +235,7 @@ def read_study(
 
 
 def _label(key: str, value: Any, axes: int) -> str:
-    if isinstance(value, dict) and "name" in value:
+    if key.startswith("policies.") and isinstance(value, dict) and "name" in value:
         value = PolicyConfig(**value)
     return str(value) if axes == 1 else f"{key.split('.')[-1]}={value}"
 
@@ -240,9 +254,7 @@ def _parse_goodput(items: Sequence[str]) -> dict[str, float]:
 
 
 def _parse_vary(item: str) -> tuple[str, list[Any]]:
-    import yaml
-
     key, sign, text = item.partition("=")
-    if not sign or not text:
+    if not sign or not text or not key.strip():
         raise ConfigError(f"--vary {item}", allowed="key.path=a,b,c, e.g. policies.replica_routing=round-robin,least-loaded")
-    return key, [yaml.safe_load(part) for part in text.split(",")]
+    return key.strip(), parse_value(f"[{text}]", f"--vary {item}")

@@ -102,7 +102,7 @@ class Cluster:
             raise PolicyError(self.router, now, f"route answered {answer!r}; prefill and decode are not separate here")
         if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)) or not 0 <= answer < len(self.replicas):
             raise PolicyError(self.router, now, f"route answered {answer!r}; allowed: 0 .. {len(self.replicas) - 1}")
-        replica = self.replicas[answer]
+        replica = self.replicas[int(answer)]
         replica.outstanding += 1
         if self._log is not None:
             self._log(now, "replica_routing", replica.id, i, f"replica {replica.id}")

@@ -8,7 +8,7 @@
 - prefix hit rate: tokens reused / prompt tokens, at first admission.
 - goodput: requests that meet every limit of the SLO, per second.
 - utilisation: share of the duration in which a replica's device works, mean over replicas.
-- duration: first arrival to last end.
+- duration: first arrival to last end, or to the horizon where that cut the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Slo:
         good = (requests["status"] == "finished").to_numpy(dtype=bool)
         for column, limit in (("ttft", self.ttft_ms), ("tpot", self.tpot_ms), ("e2e", self.e2el_ms)):
             if limit is not None:
-                good &= ~(requests[column].to_numpy() * 1e3 > limit)
+                good = good & ~(requests[column].to_numpy() * 1e3 > limit)
         return good
 
     def __str__(self) -> str:
@@ -93,12 +93,13 @@ def distribution(values: np.ndarray) -> dict[str, float]:
 
 def summarise(
     requests: pd.DataFrame, itls: np.ndarray, *, slo: Slo, gpus: int, usd_per_gpu_hour: float | None,
-    busy_seconds: Sequence[float],
+    busy_seconds: Sequence[float], cut_at: float | None = None,
 ) -> dict[str, Any]:
-    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps (s); one busy time a replica."""
+    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps (s); one busy time a replica;
+    `cut_at`: the horizon, if it cut the run."""
     status = requests["status"].value_counts()
     finished = requests[requests["status"] == "finished"]
-    duration = run_seconds(requests)
+    duration = run_seconds(requests, cut_at)
     good = slo.met(requests)
     output = int(requests["generated_tokens"].sum())
     prompt = int(finished["input_tokens"].sum())
@@ -142,10 +143,11 @@ def summarise(
     return out
 
 
-def run_seconds(requests: pd.DataFrame) -> float:
-    """First arrival to last end (s); NaN if nothing has ended."""
+def run_seconds(requests: pd.DataFrame, cut_at: float | None = None) -> float:
+    """First arrival to last end, or to the horizon that cut the run (s); NaN if nothing has ended and nothing was cut."""
     ended = requests.loc[requests["status"] == "finished", "ended"]
-    return float(ended.max() - requests["arrival"].min()) if len(ended) else float("nan")
+    end = cut_at if cut_at is not None else ended.max() if len(ended) else np.nan
+    return float(end - requests["arrival"].min())
 
 
 def _rate(amount: float, over: float) -> float:

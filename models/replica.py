@@ -46,7 +46,7 @@ class Replica:
         self.scheduler = scheduler
         self.executor = executor
         self.step_ends: list[float] = []  # end time of each step; token times of requests point here
-        self.busy_seconds = 0.0  # device time
+        self.busy_seconds = 0.0  # device time of the completed steps
         self.outstanding = 0  # requests routed here that have not ended
         self.computed_tokens = 0  # tokens computed, recomputation included
         self._on_end = on_end
@@ -71,6 +71,7 @@ class Replica:
         """A request arrives here. What can never fit, or what admission refuses, ends at once with its reason."""
         now = self.sim.now
         request.replica = self.id
+        self.scheduler.now = now
         reason = self._never_fits(request) or self.scheduler.refusal(request, now)
         if reason:
             request.state, request.reason, request.ended = "refused", reason, now
@@ -133,7 +134,6 @@ class Replica:
                     continue  # only blocks were given back: as vLLM's loop does, decide again with what is free now
                 break
             completion = self.executor.start(batch, now)
-            self.busy_seconds += completion.device_seconds
             self._in_flight.append(_InFlight(batch, completion))
             self._watch(batch)
         if self._in_flight:
@@ -144,6 +144,7 @@ class Replica:
     def _complete(self, done: _InFlight, now: float) -> None:
         batch = done.batch
         self.step_ends.append(now)
+        self.busy_seconds += done.completion.device_seconds
         outcomes = self.scheduler.complete(batch, now)
         if outcomes.tokens:
             self._fruitless_steps = self._fruitless_tokens = 0

@@ -204,7 +204,7 @@ class Scheduler:
                 self._register(request, request.computed - request.in_flight)
             if request.known >= request.total:
                 finished.append(request)
-            if request.quantum is not None and request.known < request.total:
+            if request.quantum is not None and request.known + request.in_flight < request.total:
                 self._use_quantum(request)
         if finished:
             ended = [request for request in finished if request.state == "running"]
@@ -598,6 +598,7 @@ class Scheduler:
             assert request.computed <= request.known + request.in_flight <= request.total + request.in_flight
         order: Sequence[Request] = self.queue.in_order()
         assert len(order) == len(self.queue) and all(r.state == "waiting" and not r.blocks for r in order)
+        assert self.queue.tokens == sum(r.known for r in order) and sum(self.queue.programs.values()) == len(order)
         keys = [r.queue_entry[:2] for r in order if r.queue_entry]
         assert all(a <= b for a, b in pairwise(keys))
 

@@ -167,7 +167,9 @@ def serve(
         sim, workload, replicas, router, recorder, block_size=settings.block_size, log=log, progress=progress)
     cluster.start()
     sim.run_until(horizon)
-    cluster.close(stuck=sim.peek() == inf)
+    stuck = sim.peek() == inf
+    cut = not stuck and cluster.ended < len(workload)
+    cluster.close(stuck=stuck)
     ended_wall, ended_cpu = time.perf_counter(), time.process_time()
 
     tables = recorder.frames()
@@ -180,7 +182,7 @@ def serve(
     result.summary = summarise(
         tables["requests"], np.concatenate(gaps) if gaps else np.zeros(0), slo=slo or Slo(),
         gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
-        busy_seconds=[replica.busy_seconds for replica in replicas],
+        busy_seconds=[replica.busy_seconds for replica in replicas], cut_at=horizon if cut else None,
     )
     total_steps = sum(len(ends) for ends in step_ends)
     result.summary |= {"steps": total_steps, "computed_tokens": sum(replica.computed_tokens for replica in replicas)}

@@ -6,7 +6,7 @@ import copy
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -25,8 +25,8 @@ def parse_seconds(value: Any) -> float:
         return float(value)
     match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(us|ms|s|min|h)\s*", str(value))
     try:
-        return float(match.group(1)) * _UNITS[match.group(2)] if match else float(value)
-    except (TypeError, ValueError):
+        return float(match.group(1)) * _UNITS[match.group(2)] if match else float(str(value))
+    except ValueError:
         raise ValueError("a duration such as 3s, 500ms, 20min, 1h, or a number of seconds") from None
 
 
@@ -34,12 +34,21 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """The safe loader, but a key that stands twice is an error, not a silent loss."""
+    """The safe loader, but a key that stands twice is an error, not a silent loss, and a date is text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
             seen.add(key)
@@ -57,18 +66,17 @@ class Document:
             raise ConfigError(str(path), why=f"cannot be read ({error.strerror})") from None
         except UnicodeDecodeError:
             raise ConfigError(str(path), why="is not UTF-8 text") from None
+        self.lines: dict[tuple[str, ...], int] = {}
+        self.overridden: dict[tuple[str, ...], str] = {}
         try:
-            root = yaml.compose(text, _UniqueKeys)
+            _note_lines(yaml.compose(text, _UniqueKeys), (), self.lines)
             data = yaml.load(text, _UniqueKeys)
-        except yaml.MarkedYAMLError as error:
-            line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-            raise ConfigError(f"{path}{line}", why=f"is not valid YAML: {error.problem or error}") from None
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            line, why = _yaml_problem(error, text)
+            raise ConfigError(f"{path}{line}", why=f"is not valid YAML: {why}") from None
         if not isinstance(data, dict):
             raise ConfigError(str(path), found=data, allowed="a mapping of keys to values")
         self.data: dict[str, Any] = data
-        self.lines: dict[tuple[str, ...], int] = {}
-        self.overridden: dict[tuple[str, ...], str] = {}
-        _note_lines(root, (), self.lines)
 
     def override(self, settings: Sequence[str], option: str = "--set") -> None:
         """Lay `key.path=value` settings over the data; the value is read as YAML. ConfigError if one has no `=`."""
@@ -76,23 +84,23 @@ class Document:
             key, sign, text = setting.partition("=")
             if not sign or not key.strip():
                 raise ConfigError(f"{option} {setting}", allowed="key.path=value, e.g. cluster.replicas=8")
-            try:
-                value = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ConfigError(f"{option} {setting}", why=f"the value is not valid YAML: {error}") from None
-            self.put(key.strip(), value, f"{option} {setting}")
+            self.put(key.strip(), parse_value(text, f"{option} {setting}"), f"{option} {setting}")
 
     def put(self, key: str, value: Any, where: str) -> None:
         """Set one dotted key; mappings on the way are made."""
         path = tuple(key.split("."))
         place: Any = self.data
-        for part in path[:-1]:
+        for n, part in enumerate(path[:-1], 1):
             if place.get(part) is None:
                 place[part] = {}
+                self.overridden[path[:n]] = where
             place = place[part]
             if not isinstance(place, dict):
                 raise ConfigError(where, key, found=place, why=f"{part} is not a mapping, so nothing can be set inside it")
         place[path[-1]] = value
+        for noted in (self.lines, self.overridden):  # what stood below is gone
+            for old in [old for old in noted if old[: len(path)] == path]:
+                del noted[old]
         self.overridden[path] = where
 
     def copy(self) -> Document:
@@ -110,25 +118,84 @@ class Document:
     def validate(self, model: type[Model]) -> Model:
         """The data as `model`. Raises ConfigError for the first thing that is wrong."""
         try:
-            return model.model_validate(self.data)
+            valid = model.model_validate(self.data)
         except ValidationError as error:
-            first = min(error.errors(), key=lambda e: (e["type"] != "extra_forbidden", len(e["loc"])))
-            path = tuple(str(part) for part in first["loc"] if not _is_branch(part, first["loc"], self.data))
-            raise ConfigError(self.where(path), ".".join(path), **_explain(first, path, model)) from None
+            found = [(*_path(e, self.data), e) for e in error.errors()]
+            # Of a union's branches, the one that goes deepest into the data is the one that was meant.
+            paths = {path for path, _, _ in found}
+            deepest = [item for item in found if not any(p[: len(item[0])] == item[0] != p for p in paths)]
+            path, value, first = min(deepest, key=lambda item: item[2]["type"] != "extra_forbidden")
+            same = [e for p, _, e in deepest if p == path]
+            raise ConfigError(self.where(path), ".".join(path), **_explain(first, same, path, value, model)) from None
+        truth = _truth_for_number(self.data, valid, ())
+        if truth is not None:
+            raise ConfigError(self.where(truth), ".".join(truth), why="true or false (YAML reads yes and on as true)",
+                              allowed="a number")
+        return valid
 
 
-def _explain(error: Any, path: tuple[str, ...], model: type[BaseModel]) -> dict[str, Any]:
+def parse_value(text: str, where: str) -> Any:
+    """The value of an option, read as YAML. ConfigError, in one line, if it is none."""
+    try:
+        return yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(where, why=f"the value is not valid YAML: {_yaml_problem(error, text)[1]}") from None
+
+
+def _yaml_problem(error: Exception, text: str) -> tuple[str, str]:
+    """`:line` and what is wrong there, in one line."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        return line, " ".join(str(error.problem or error).split())
+    if isinstance(error, yaml.reader.ReaderError):
+        return f":{text.count(chr(10), 0, error.position) + 1}", str(error.reason)
+    if isinstance(error, RecursionError):
+        return "", "a value contains itself, or is nested too deeply"
+    return "", " ".join(str(error).split())
+
+
+def _path(error: Any, data: Any) -> tuple[tuple[str, ...], Any]:
+    """The keys of an error's location, and what stands there; pydantic puts the names of a union's branches between."""
+    path: list[str] = []
+    for n, part in enumerate(error["loc"], 1):
+        inside_list = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if inside_list or (isinstance(data, dict) and part in data):
+            data = data[part]
+            path.append(str(part))
+        elif n == len(error["loc"]) and error["type"] == "missing":
+            path.append(str(part))
+    return tuple(path), data
+
+
+def _truth_for_number(data: Any, valid: Any, path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Where true or false was taken for 1 or 0, which pydantic allows."""
+    if isinstance(data, bool):
+        return None if isinstance(valid, bool) else path
+    pairs: list[tuple[Any, Any, Any]] = []
+    if isinstance(data, dict) and isinstance(valid, BaseModel):
+        pairs = [(key, value, getattr(valid, key)) for key, value in data.items()]
+    elif isinstance(data, list) and isinstance(valid, list):
+        pairs = list(zip(range(len(data)), data, valid, strict=True))
+    return next((found for k, d, v in pairs if (found := _truth_for_number(d, v, (*path, str(k)))) is not None), None)
+
+
+def _explain(error: Any, same: list[Any], path: tuple[str, ...], value: Any, model: type[BaseModel]) -> dict[str, Any]:
+    """What was found and what is allowed; `same` are the errors of all branches of a union at this place."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return {"why": "unknown key", "allowed": ", ".join(_fields_at(model, path[:-1]))}
     if kind == "missing":
         return {"why": "is missing"}
-    if kind == "literal_error":
-        return {"found": error["input"], "allowed": context.get("expected", "")}
+    if kind == "literal_error" and len(same) == 1:
+        return {"found": value, "allowed": context.get("expected", "")}
+    if kind == "value_error" and isinstance(value, dict):
+        return {"why": error["msg"].removeprefix("Value error, ")}
+    return {"found": value, "allowed": ", or ".join(dict.fromkeys(_message(e) for e in same))}
+
+
+def _message(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if isinstance(error["input"], dict):
-        return {"why": message}
-    return {"found": error["input"], "allowed": message}
+    return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping of keys to values", message)
 
 
 def _fields_at(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
@@ -146,16 +213,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) in (typing.Union, types.UnionType, Annotated, list, dict, tuple):
         return [m for part in get_args(annotation) for m in _models_in(part)]
     return []
-
-
-def _is_branch(part: Any, loc: tuple[Any, ...], data: Any) -> bool:
-    """Whether a part of pydantic's location names a branch of a union rather than a key of the data."""
-    for step in loc[: loc.index(part)]:
-        inside_list = isinstance(data, list) and isinstance(step, int) and step < len(data)
-        if inside_list or (isinstance(data, dict) and step in data):
-            data = data[step]
-    named_type = isinstance(part, str) and ("[" in part or part in ("str", "int", "float"))
-    return named_type or not isinstance(data, (dict, list))
 
 
 def _note_lines(node: Any, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:

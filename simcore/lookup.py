@@ -101,7 +101,7 @@ def _from_path(kind: str, name: str, folder: Path | None) -> Any:
     if is_file and not (folder / module_name).is_file():
         raise ConfigError(where, found=name, why=f"no such file in {folder}")
     try:
-        module = _load_file(folder / module_name) if is_file else _import_with(folder, module_name)
+        module = _load_file(folder, folder / module_name) if is_file else _import_with(folder, module_name)
     except Exception as error:  # the user's module may fail in any way while it is imported; say where and how
         raise ConfigError(where, found=name, why=f"cannot import {module_name}: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
@@ -124,7 +124,8 @@ def _import_with(folder: Path, module_name: str) -> Any:
     return module
 
 
-def _load_file(path: Path) -> Any:
+def _load_file(folder: Path, path: Path) -> Any:
+    """Run a file as a module of its own name; it can import what lies beside it and in the study's folder."""
     name = f"simcore_user_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -132,12 +133,14 @@ def _load_file(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    added = [str(path.parent.resolve()), str(folder.resolve())]
+    sys.path[:0] = added
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     finally:
-        sys.path.remove(str(path.parent.resolve()))
+        for entry in added:
+            sys.path.remove(entry)
     return module

@@ -81,7 +81,7 @@ def run(
     deployment = Deployment(engine, replicas, blocks + 1, max_model_len, cost or tables(), step_overhead=step_overhead)
     policies = Policies(lambda r: admission(), lambda r, a: retention() if retention else a, router)  # type: ignore
     seen = witness if witness is not None else Witness()
-    with patch.object(serving, "Scheduler", _watched_scheduler(seen)), patch.object(serving, "Replica", _watched_replica(seen)):
+    with patch.multiple(serving, Scheduler=_watched_scheduler(seen), Replica=_watched_replica(seen)):
         return serve(work, deployment, policies, **{"sample_every": 0.0} | options)
 
 

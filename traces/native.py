@@ -59,11 +59,14 @@ def read_jsonl(path: str | Path, *, source: Source | None = None, skip_bad: bool
     first = next(rows, None)
     if first is not None and isinstance(first[1], dict) and HEADER in first[1]:
         where, header = first[0], first[1]
-        strict.check_keys(where, header, (HEADER,), ("block_tokens", "tools", "source", "skipped"))
+        strict.check_keys(where, header, (HEADER,), ("block_tokens", "tools", "source", "ends_known", "skipped"))
         strict.whole(where, header, HEADER, least=1, most=1)
         block_tokens = strict.whole(where, header, "block_tokens", least=1) if "block_tokens" in header else 16
         tools = _texts(where, header, "tools") if "tools" in header else None
-        table = Table(path, block_tokens=block_tokens, tools=tools)
+        ends_known = header.get("ends_known", False)
+        if not isinstance(ends_known, bool):
+            raise TraceError(where, "ends_known", found=ends_known, allowed="true or false")
+        table = Table(path, block_tokens=block_tokens, tools=tools, ends_known=ends_known)
         bad.listed.extend(_texts(where, header, "skipped"))
         source = source or _source(where, header)
     elif first is not None:
@@ -74,6 +77,8 @@ def read_jsonl(path: str | Path, *, source: Source | None = None, skip_bad: bool
 
 def write_csv(workload: Workload, path: str | Path) -> None:
     """Write our CSV, whole or not at all. Raises TraceError if that would lose token identity or a tool's name."""
+    if workload.ends_known:
+        raise TraceError(str(path), "ends_known", why="CSV does not say which turn is a program's last", allowed="write_jsonl")
     if workload.known_tokens.any():
         raise TraceError(str(path), "known_tokens", why="CSV carries no token identity", allowed="write_jsonl")
     for tool in workload.tools:
@@ -92,7 +97,7 @@ def write_jsonl(workload: Workload, path: str | Path) -> None:
     source = {key: getattr(workload.source, key) for key in _SOURCE_KEYS}
     header = {
         HEADER: 1, "block_tokens": workload.block_tokens, "tools": workload.tools, "source": source,
-        "skipped": workload.skipped,
+        "ends_known": workload.ends_known, "skipped": workload.skipped,
     }
     with replacing(path) as stream:
         stream.write(json.dumps(header) + "\n")

@@ -37,8 +37,10 @@ class _Checked(NamedTuple):
 class Table:
     """Reads rows (dicts with the keys above and `arrival`) one after the other, then gives the workload."""
 
-    def __init__(self, path: str | Path, *, block_tokens: int = 16, tools: tuple[str, ...] | None = None) -> None:
-        self.path, self.block_tokens = path, block_tokens
+    def __init__(
+        self, path: str | Path, *, block_tokens: int = 16, tools: tuple[str, ...] | None = None, ends_known: bool = False
+    ) -> None:
+        self.path, self.block_tokens, self.ends_known = path, block_tokens, ends_known
         self.tools = {name: index for index, name in enumerate(tools or ())}
         self.more_tools = tools is None  # without a list of them, tools are numbered by first appearance
         self.kept: list[_Checked] = []
@@ -156,7 +158,7 @@ class Table:
             gap=np.array(columns["gap"]),
             tool=np.array(columns["tool"]),
             waits=list(columns["waits"]),
-            tools=tuple(self.tools),
+            ends_known=self.ends_known, tools=tuple(self.tools),
             skipped=skipped,
         )
         row = first_conflict(*numbered_ids(workload))
