@@ -10,9 +10,9 @@ import numpy as np
 from simcore.errors import PolicyError
 from simcore.models.decision_points import Policy, ReplicaRouting
 from simcore.models.facts import Fact, ProgramEnded, ProgramStarted, Woken
+from simcore.models.policy_desk import view_of
 from simcore.models.replica import Replica
 from simcore.models.request import Request
-from simcore.models.scheduler import view_of
 from simcore.models.views import ReplicaView
 from simcore.recorder import Recorder, Table
 from simcore.simulation import ARRIVAL, TIMER, TOOL_RETURN, Call, Simulation

@@ -34,7 +34,8 @@ class Policy:
         """Called for each fact of a type named in `observes`."""
 
     def next_wakeup(self, now: float) -> float:
-        """The next time (s) at which the policy wants to be woken (a `Woken` fact, then `review`), inf = never."""
+        """The next time (s) at which the policy wants to be woken (a `Woken` fact, then `review`), inf = never. Asked after
+        each arrival, end and wake-up, while there is work; the latest answer stands."""
         return inf
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from simcore.models.scheduler import Batch
+from simcore.models.batch import Batch
 from simcore.models.step_time import StepTables, features, step_time
 
 

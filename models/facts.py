@@ -71,13 +71,6 @@ class PinDropped(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class FlowEnded(Fact):
-    link: str
-    bytes: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class StepEnded(Fact):
     """Told after every step: a policy that observes it keeps its replica on the step-by-step path."""
 

@@ -92,16 +92,16 @@ def distribution(values: np.ndarray) -> dict[str, float]:
 
 
 def summarise(
-    requests: pd.DataFrame, itls: np.ndarray, *, slo: Slo, gpus: int, usd_per_gpu_hour: float | None,
-    busy_seconds: Sequence[float], cut_at: float | None = None,
+    requests: pd.DataFrame, itls: np.ndarray, token_times: np.ndarray, *, slo: Slo, gpus: int,
+    usd_per_gpu_hour: float | None, busy_seconds: Sequence[float], cut_at: float | None = None,
 ) -> dict[str, Any]:
-    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps (s); one busy time a replica;
-    `cut_at`: the horizon, if it cut the run."""
+    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps, `token_times`: when all tokens
+    were delivered (s); one busy time a replica; `cut_at`: the horizon, if it cut the run."""
     status = requests["status"].value_counts()
     finished = requests[requests["status"] == "finished"]
     duration = run_seconds(requests, cut_at)
     good = slo.met(requests)
-    output = int(requests["generated_tokens"].sum())
+    output = int(finished["generated_tokens"].sum())
     prompt = int(finished["input_tokens"].sum())
     admitted = requests[requests["admitted"].notna()]
     out: dict[str, Any] = {
@@ -114,6 +114,7 @@ def summarise(
         "request_goodput": _rate(int(good.sum()), duration),
         "output_throughput": _rate(output, duration),
         "total_token_throughput": _rate(prompt + output, duration),
+        "max_output_tokens_per_s": most_per_second(token_times, requests),
         "max_concurrent_requests": _max_concurrent(requests),
     }
     metrics: Mapping[str, np.ndarray] = {
@@ -141,6 +142,13 @@ def summarise(
         out["usd"] / (good_tokens / 1e6) if out["usd"] is not None and good_tokens else None
     )
     return out
+
+
+def most_per_second(token_times: np.ndarray, requests: pd.DataFrame) -> int:
+    """Most tokens delivered in one second, counted in whole seconds from the first arrival, as `vllm bench serve`."""
+    if not len(token_times):
+        return 0
+    return int(np.bincount((token_times - requests["arrival"].min()).astype(np.int64)).max())
 
 
 def run_seconds(requests: pd.DataFrame, cut_at: float | None = None) -> float:

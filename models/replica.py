@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from math import inf
 
 from simcore.errors import NoProgress, PolicyError
+from simcore.models.batch import Batch
 from simcore.models.decision_points import Policy
 from simcore.models.executor import Completion, Executor
 from simcore.models.facts import Listeners, StepEnded
 from simcore.models.request import Request
-from simcore.models.scheduler import Batch, Scheduler
+from simcore.models.scheduler import Scheduler
 from simcore.recorder import Table
 from simcore.simulation import BOUNDARY, TIMER, Call, Simulation
 
@@ -20,7 +21,7 @@ STEP_COLUMNS = {
     "time": "float64", "replica": "int64", "step": "int64", "seconds": "float64", "tokens": "int64", "sequences": "int64",
     "running": "int64", "waiting": "int64", "free_blocks": "int64", "preempted": "int64",
 }
-_DECIDES = 1 << 16  # added to the id of a decision: at one instant all replicas complete before any decides
+DECIDES = 1 << 16  # added to the id of a decision: at one instant all replicas complete before any decides
 _PATIENCE = 1000  # steps or wake-ups without a token before the watchdog looks at the tokens they computed
 
 
@@ -62,6 +63,7 @@ class Replica:
         policies: list[Policy] = [scheduler.admission, scheduler.retention]
         self._waking = [p for k, p in enumerate(policies)
                         if type(p).next_wakeup is not Policy.next_wakeup and p not in policies[:k]]
+        self._news = True  # something arrived, ended or woke since the policies were asked when to be woken
         self._fruitless_steps = 0  # since the last delivered token
         self._fruitless_tokens = 0
 
@@ -79,6 +81,7 @@ class Replica:
             self._on_end(request)
             return
         self.scheduler.add(request, now, gap)
+        self._news = True
         self._poke()
 
     def end_program(self, program: int) -> None:
@@ -104,44 +107,58 @@ class Replica:
     def _poke(self) -> None:
         """Something changed. A busy replica sees it at its next boundary; an idle one gets a boundary now, after
         everything else that happens at this instant."""
-        if not self._in_flight and self._boundary_call is None:
-            self._boundary_call = self.sim.at(self.sim.now, self._decide, BOUNDARY, id=_DECIDES + self.id)
+        if not self._busy and self._boundary_call is None:
+            self._boundary_call = self.sim.at(self.sim.now, self._decide, BOUNDARY, id=DECIDES + self.id)
 
     def _boundary(self) -> None:
         """The oldest batch ends, and the next is decided: at once, or after what else happens at this instant (the next
         turn of a program whose turn has just ended may be there without delay)."""
         now = self.sim.now
         self._boundary_call = None
-        self._complete(self._in_flight.popleft(), now)
+        self._complete(now)
         if self._boundary_call is not None:
             return  # a program that ended here has poked this replica
         if self.sim.peek() > now:
             self._decide()
         else:
-            self._boundary_call = self.sim.at(now, self._decide, BOUNDARY, id=_DECIDES + self.id)
+            self._boundary_call = self.sim.at(now, self._decide, BOUNDARY, id=DECIDES + self.id)
 
     def _decide(self) -> None:
         now = self.sim.now
         self._boundary_call = None
         scheduler = self.scheduler
-        while len(self._in_flight) < self._depth and not (scheduler.idle and not scheduler.pins):
+        while self._may_start() and not (scheduler.idle and not scheduler.pins):
             batch = scheduler.schedule(now)
             if batch.effects:
                 self._wake_at(min(effect.time for effect in batch.effects))
-            if not batch.requests:
+            if not batch.tokens:
                 self._watch(batch)
-                if batch.preempted and not self._in_flight:
+                if batch.preempted and not self._busy:
                     continue  # only blocks were given back: as vLLM's loop does, decide again with what is free now
                 break
-            completion = self.executor.start(batch, now)
-            self._in_flight.append(_InFlight(batch, completion))
+            self._start(batch, now)
             self._watch(batch)
-        if self._in_flight:
-            self._boundary_call = self.sim.at(self._in_flight[0].completion.ends, self._boundary, BOUNDARY, id=self.id)
-        if self._waking and not scheduler.idle:
+        self._await_boundary()
+        if self._waking and self._news and not scheduler.idle:
+            self._news = False
             self._ask_wakeups(now)
 
-    def _complete(self, done: _InFlight, now: float) -> None:
+    @property
+    def _busy(self) -> bool:
+        return bool(self._in_flight)
+
+    def _may_start(self) -> bool:
+        return len(self._in_flight) < self._depth
+
+    def _start(self, batch: Batch, now: float) -> None:
+        self._in_flight.append(_InFlight(batch, self.executor.start(batch, now)))
+
+    def _await_boundary(self) -> None:
+        if self._in_flight:
+            self._boundary_call = self.sim.at(self._in_flight[0].completion.ends, self._boundary, BOUNDARY, id=self.id)
+
+    def _complete(self, now: float) -> None:
+        done = self._in_flight.popleft()
         batch = done.batch
         self.step_ends.append(now)
         self.busy_seconds += done.completion.device_seconds
@@ -155,8 +172,12 @@ class Replica:
             seconds = done.completion.device_seconds
             fact = StepEnded(now, self.id, seconds, batch.tokens, len(scheduler.running), len(scheduler.queue))
             self._listeners.tell(fact)
-        for request in outcomes.finished:
+        self._let_go(outcomes.finished, now)
+
+    def _let_go(self, finished: list[Request], now: float) -> None:
+        for request in finished:
             request.ended = now
+            self._news = True
             self._on_end(request)
 
     def _sample(self, batch: Batch, completion: Completion, now: float) -> None:
@@ -191,6 +212,7 @@ class Replica:
 
     def _woken(self, policy: Policy | None) -> None:
         del self._timers[policy]
+        self._news = True
         if policy is not None and not self.scheduler.idle:
             self.scheduler.wake(policy, self.sim.now)
         self._poke()

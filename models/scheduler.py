@@ -7,116 +7,44 @@ returned in `Batch.effects`. The rules are those of the data set vllm_scheduler_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, isnan
-from typing import Any
 
-from simcore.errors import PolicyError
+from simcore.models.batch import Batch, Outcomes, WakeAt
 from simcore.models.block_pool import BlockPool
-from simcore.models.decision_points import Admission, Extend, Pin, Policy, Refuse, Release, Retention, Room, Swap, Unpin
+from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
-from simcore.models.facts import Admitted, Fact, Listeners, PinDropped, Preempted, TurnArrived, TurnEnded, Woken
+from simcore.models.facts import Admitted, Listeners, Preempted, TurnArrived
+from simcore.models.policy_desk import Log, PolicyDesk
 from simcore.models.request import NEVER, Request
-from simcore.models.views import Engine, Pinned, Running, Turn
-from simcore.models.waiting_queue import WaitingQueue
-
-Log = Callable[[float, str, int, str], None]  # (now, decision point, request or program, answer)
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """An effect: call `schedule` again at this time even if nothing else happens (a pin expires)."""
-
-    time: float
-
-
-@dataclass(slots=True)
-class Batch:
-    """One step's work, in the scheduler's order. Parallel lists: request i computes `counts[i]` tokens after `before[i]`
-    computed ones; `samples[i]` says whether it yields a token."""
-
-    step: int
-    requests: list[Request] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    decision_seconds: float = 0.0
-    effects: tuple[WakeAt, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.counts)
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """What a completed batch brought: requests with a new token (in batch order) and those that ended."""
-
-    tokens: int
-    finished: list[Request]
-
-
-@dataclass(slots=True)
-class PinnedBlocks:
-    """A pin: the blocks of an ended turn, kept by retention."""
-
-    scheduler: Scheduler
-    request: Request
-    blocks: list[int]
-    tokens: int
-    since: float
-    until: float
-    consumed: str
-
-
-class Scheduler:
+class Scheduler(PolicyDesk):
     """See the module. `num_blocks` is vLLM's num_gpu_blocks (block 0 included)."""
+
+    pool_type = BlockPool
 
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
         max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
     ) -> None:
+        super().__init__(admission, retention, listeners, log)
         self.settings = settings
         self.semantics = settings.semantics
-        self.admission = admission
-        self.retention = retention
-        self.pool = BlockPool(num_blocks, unhashed_first=self.semantics.unhashed_blocks_reused_first)
-        self.queue = WaitingQueue()
+        self.pool = self.pool_type(num_blocks, unhashed_first=self.semantics.unhashed_blocks_reused_first)
         self.running: list[Request] = []
-        self.pins: dict[int, PinnedBlocks] = {}
-        self.now = 0.0
         self.steps = 0
         self.preemptions = 0
-        self.engine = Engine(self)
         self.max_model_len = max_model_len or settings.max_model_len or NEVER
         self._block = settings.block_size
         self._caching = settings.enable_prefix_caching
         self._watermark = int(settings.watermark * num_blocks)
         self._max_running = min(settings.max_num_seqs, settings.max_num_active_seqs or NEVER)
-        self._listeners = listeners or Listeners()
-        self._log = log
-        self._has_quanta = type(admission).limit is not Admission.limit
-        self._decision_seconds = 0.0
         self._prefill_gap = NEVER  # executed steps since the last one with prefill work
         self._queue_left = False  # that step left requests waiting
 
-    # --- from outside -------------------------------------------------------------------------------------------------
-
-    def refusal(self, request: Request, now: float) -> str:
-        """Why admission will not accept the request ("" = it does). The scheduler itself refuses nothing: a request that
-        can never fit would block the queue for ever, as in vLLM; Replica checks that before."""
-        self.now = now
-        request.scheduler = self
-        answer = self.admission.accept(self._view(request, self.admission), self.engine)
-        self._charge(self.admission)
-        if answer is None:
-            return ""
-        if not isinstance(answer, Refuse):
-            raise PolicyError(self.admission, now, f"accept answered {answer!r}; allowed: None or Refuse(reason)")
-        return answer.reason or "refused by policy"
+    # --- from outside ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float, gap: float = float("nan")) -> None:
         """Put a request into the queue. `gap`: seconds since its program's previous turn ended."""
@@ -127,26 +55,6 @@ class Scheduler:
         self._enqueue(request)
         if self._listeners.wants(TurnArrived):
             self._tell(TurnArrived(now, request.id, request.program, gap, request.tool))
-
-    def wake(self, policy: Policy, now: float) -> None:
-        """A policy's `next_wakeup` has come."""
-        self.now = now
-        fact = Woken(now)
-        if Woken in policy.observes:
-            policy.observe(fact)
-        if policy is self.admission:
-            self._rekey(fact)
-        if policy is self.retention and self.pins:
-            self._apply_review(self.retention.review([Pinned(pin) for pin in self.pins.values()], self.engine))
-            self._charge(self.retention)
-
-    def end_program(self, program: int, now: float) -> bool:
-        """The client says that no further turn will come: the program's pin is dropped; returns whether it had one."""
-        if program not in self.pins:
-            return False
-        self.now = now
-        self._drop_pin(program, "program_ended")
-        return True
 
     @property
     def idle(self) -> bool:
@@ -160,7 +68,7 @@ class Scheduler:
         held = len(request.blocks) or len(self._match(request))
         return max(0, -(-request.known // self._block) - held)
 
-    # --- one step -----------------------------------------------------------------------------------------------------
+    # --- one step ----------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch:
         """Decide the next batch. Order: expired pins, running requests (growth may drop pins or preempt), admissions."""
@@ -215,7 +123,7 @@ class Scheduler:
                 self._end_turn(request)
         return Outcomes(tokens, finished)
 
-    # --- running requests ---------------------------------------------------------------------------------------------
+    # --- running requests --------------------------------------------------------------------------------------------
 
     def _continue_running(self, batch: Batch, budget: int, hold_prefills: bool) -> int:
         """Give every running request its tokens, in list order; returns what is left of the budget."""
@@ -282,27 +190,13 @@ class Scheduler:
                 return i, budget, False
         return i, budget, True
 
-    def _victim(self, need: int) -> Request:
-        admission = self.admission
-        if type(admission).victim is Admission.victim:
-            victim = self.running[-1]
-        else:
-            views = [self._running_view(request, admission) for request in self.running]
-            answer = admission.victim(views, need - self.pool.num_free, self.engine)
-            victim = getattr(answer, "_request", None)  # type: ignore[assignment]
-            if not isinstance(answer, Turn) or victim not in self.running:
-                raise PolicyError(admission, self.now, f"victim answered {answer!r}; allowed: one of the running requests")
-            self._charge(admission)
-        self._note("victim", victim.id, "preempt")
-        return victim
-
     def _preempt(self, request: Request, batch: Batch | None) -> None:
         """Take all blocks and progress away; the request goes back to its place in the queue. It has left the list."""
         self.preemptions += 1
         request.preemptions += 1
         request.preempted = True
         request.service += self.now - request.running_since
-        self.pool.give_back(request.blocks)
+        self._give_back(request)
         request.blocks = []
         request.capacity = request.computed = 0
         request.chunked = False
@@ -313,11 +207,14 @@ class Scheduler:
         self._enqueue(request)
 
     def _use_quantum(self, request: Request) -> None:
-        """Count a token against admission's limit; at its end the request yields to a head with a smaller key."""
+        """Count a token against admission's limit."""
         assert request.quantum is not None
         request.quantum -= 1
-        if request.quantum > 0:
-            return
+        if not request.quantum:
+            self._quantum_used(request)
+
+    def _quantum_used(self, request: Request) -> None:
+        """At the end of its quantum a request yields to a head with a smaller key, or gets a new quantum."""
         if self.queue:
             key = self._key(request)
             if self.queue.head_key() < key:
@@ -327,14 +224,7 @@ class Scheduler:
                 return
         self._ask_quantum(request)
 
-    def _ask_quantum(self, request: Request) -> None:
-        limit = self.admission.limit(self._running_view(request, self.admission))
-        if limit is not None and limit < 1:
-            raise PolicyError(self.admission, self.now, f"limit answered {limit!r}; allowed: None or at least 1 token")
-        request.quantum = limit
-        self._charge(self.admission)
-
-    # --- admission ----------------------------------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self, batch: Batch, budget: int) -> None:
         """Admit from the head of the queue; a head that does not fit blocks all behind it."""
@@ -384,25 +274,13 @@ class Scheduler:
         if self._listeners.wants(Admitted):
             wait = now - request.queued_since
             self._tell(Admitted(now, request.id, request.program, wait, pin is not None, cached, resumed))
-        if self._has_quanta:
+        if self._asks_limit:
             self._ask_quantum(request)
-
-    def _enqueue(self, request: Request) -> None:
-        request.queued_since = self.now
-        request.state = "waiting"
-        self.queue.push(request, self._key(request))
-
-    def _key(self, request: Request) -> tuple:
-        key = self.admission.key(self._view(request, self.admission), self.now)
-        self._charge(self.admission)
-        if not isinstance(key, tuple) or any(part != part for part in key):  # NaN has no place in an order
-            raise PolicyError(self.admission, self.now, f"key answered {key!r}; allowed: a tuple without NaN")
-        return key
 
     def _match(self, request: Request) -> list[int]:
         return self.pool.match(request.keys, (request.known - 1) // self._block) if self._caching else []
 
-    # --- the end of a step --------------------------------------------------------------------------------------------
+    # --- the end of a step -------------------------------------------------------------------------------------------
 
     def _dispatch(self, batch: Batch) -> None:
         """The batch is decided: count its tokens as computed and its samples as in flight."""
@@ -421,7 +299,8 @@ class Scheduler:
             else:
                 prefill = request.chunked = True
                 samples.append(False)
-        if batch.requests:
+        batch.tokens = sum(batch.counts)
+        if batch.tokens:
             self.steps += 1
             if self.settings.prefill_schedule_interval and self.semantics.spaced_prefills:
                 self._prefill_gap = 1 if prefill else self._prefill_gap + 1
@@ -455,136 +334,6 @@ class Scheduler:
             self.pool.register(request.blocks[j], request.keys[j])
         request.next_hash = (max(first, stop) + 1) * block
 
-    # --- retention ----------------------------------------------------------------------------------------------------
-
-    def _end_turn(self, request: Request) -> None:
-        now = self.now
-        if request.state == "running":
-            request.service += now - request.running_since
-        request.state = "finished"
-        pin = self.pins.get(request.program)
-        if pin is not None and pin.consumed == "turn_end":
-            self._drop_pin(request.program, "consumed")
-        if self._listeners.wants(TurnEnded):
-            self._tell(TurnEnded(now, request.id, request.program, request.service))
-        answer: Any
-        if type(self.retention).at_turn_end is Retention.at_turn_end or not request.blocks:
-            answer = _RELEASE
-        else:
-            answer = self.retention.at_turn_end(self._view(request, self.retention), self.engine)
-            self._charge(self.retention)
-        if isinstance(answer, Release):
-            if answer.reuse not in ("lru", "first", "never"):
-                raise PolicyError(self.retention, now, f"at_turn_end answered {answer!r}; allowed: lru, first, never")
-            self.pool.give_back(request.blocks, answer.reuse)
-            self._note("retention", request.id, answer.reuse)
-        elif isinstance(answer, Pin):
-            self._pin(request, answer)
-        else:
-            self._illegal(answer, "at_turn_end", "Release, Pin")
-        request.blocks = []
-
-    def _pin(self, request: Request, answer: Pin) -> None:
-        now, program = self.now, request.program
-        if not answer.until > now or answer.consumed not in ("admission", "turn_end"):
-            raise PolicyError(self.retention, now, f"at_turn_end answered {answer!r}; allowed: a time after now")
-        if not request.blocks:
-            raise PolicyError(self.retention, now, f"pins turn {request.id}, whose blocks are already free")
-        if program in self.pins:  # a program's parallel turns: the later one's pin stands
-            self._drop_pin(program, "consumed")
-        tokens = request.computed - request.in_flight
-        self.pins[program] = PinnedBlocks(self, request, request.blocks, tokens, now, answer.until, answer.consumed)
-        self._note("retention", request.id, f"pin until {answer.until!r}")
-
-    def _expire_pins(self) -> None:
-        expired = [pin for pin in self.pins.values() if pin.until <= self.now]
-        if not expired:
-            return
-        self._apply_review(self.retention.review([Pinned(pin) for pin in expired], self.engine))
-        self._charge(self.retention)
-        for pin in expired:
-            if pin.until <= self.now and self.pins.get(pin.request.program) is pin:
-                self._drop_pin(pin.request.program, "expired")
-
-    def _apply_review(self, answers: Iterable[Unpin | Extend | Swap]) -> None:
-        for answer in answers:
-            if not isinstance(answer, (Unpin, Extend)):
-                self._illegal(answer, "review", "Unpin, Extend")
-            if answer.program not in self.pins:
-                raise PolicyError(self.retention, self.now, f"review answered {answer!r}; that program has no pin")
-            if isinstance(answer, Unpin):
-                self._drop_pin(answer.program, "expired")
-            elif answer.until > self.now:
-                self.pins[answer.program].until = answer.until
-                self._note("retention", answer.program, f"extend until {answer.until!r}")
-            else:
-                raise PolicyError(self.retention, self.now, f"review answered {answer!r}; allowed: a time after now")
-
-    def _make_room(self, need: int, cause: Any, head: Request) -> bool:
-        """Let retention drop pins until `need` blocks are free; returns whether they are."""
-        pool = self.pool
-        if need > pool.num_free and self.pins:
-            pins = [Pinned(pin) for pin in self.pins.values()]
-            room = Room(need - pool.num_free, cause, self._view(head, self.retention))
-            self._charge(self.retention)
-            for program in self.retention.make_room(room, pins, self.engine):
-                if need <= pool.num_free:
-                    break
-                if program not in self.pins:
-                    raise PolicyError(self.retention, self.now, f"make_room named program {program!r}, which has no pin")
-                self._drop_pin(program, "room")
-        return need <= pool.num_free
-
-    def _drop_pin(self, program: int, cause: str) -> None:
-        pin = self.pins.pop(program)
-        self.pool.give_back(pin.blocks)
-        self._note("unpin", program, cause)
-        if self._listeners.wants(PinDropped):
-            self._tell(PinDropped(self.now, program, cause))
-
-    # --- policies -----------------------------------------------------------------------------------------------------
-
-    def hear(self, fact: Fact) -> None:
-        """A fact from outside the replica: told to this replica's own policies."""
-        self.now = fact.now
-        for policy in dict.fromkeys((self.admission, self.retention)):
-            if type(fact) in policy.observes:
-                policy.observe(fact)
-        self._rekey(fact)
-
-    def _tell(self, fact: Fact) -> None:
-        """A fact of this replica: told to all who listen, a router included."""
-        self._listeners.tell(fact)
-        self._rekey(fact)
-
-    def _rekey(self, fact: Fact) -> None:
-        """Let admission move the waiters whose key the fact has changed."""
-        if type(fact) in self.admission.observes:
-            for id in tuple(self.admission.rekey(fact)):
-                request = next((r for r in self.queue.in_order() if r.id == id), None)
-                if request is None:
-                    raise PolicyError(self.admission, self.now, f"rekey named request {id!r}, which does not wait")
-                self.queue.remove(request)
-                self.queue.push(request, self._key(request))
-
-    def _view(self, request: Request, policy: Policy) -> Turn:
-        return view_of(request, policy)
-
-    def _running_view(self, request: Request, policy: Policy) -> Running:
-        return view_of(request, policy)
-
-    def _charge(self, policy: Policy) -> None:
-        self._decision_seconds += policy.decision_seconds
-
-    def _note(self, kind: str, id: int, answer: str) -> None:
-        if self._log is not None:
-            self._log(self.now, kind, id, answer)
-
-    def _illegal(self, answer: object, method: str, allowed: str) -> None:
-        if isinstance(answer, Swap):
-            raise PolicyError(self.retention, self.now, f"{method} answered {answer!r}; this engine has no lower tier")
-        raise PolicyError(self.retention, self.now, f"{method} answered {answer!r}; allowed: {allowed}")
-
     def check(self) -> None:
         """Raise AssertionError unless every block is accounted for exactly once and no queue lies (tests, --check)."""
         self.pool.check()
@@ -601,17 +350,3 @@ class Scheduler:
         assert self.queue.tokens == sum(r.known for r in order) and sum(self.queue.programs.values()) == len(order)
         keys = [r.queue_entry[:2] for r in order if r.queue_entry]
         assert all(a <= b for a, b in pairwise(keys))
-
-
-_RELEASE = Release()
-
-
-def view_of(request: Request, policy: Policy) -> Any:
-    """The request as this policy may see it. One view object serves a request for life, in and out of the running list."""
-    if policy.oracle:
-        if request.oracle is None:
-            request.oracle = Running(request, oracle=True)
-        return request.oracle
-    if request.blind is None:
-        request.blind = Running(request)
-    return request.blind

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from simcore.models.batch import Batch
 from simcore.models.cluster import Cluster
 from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Retention
 from simcore.models.engine import EngineSettings
@@ -17,7 +18,7 @@ from simcore.models.executor import SimulatedExecutor
 from simcore.models.facts import Listeners
 from simcore.models.metrics import Slo, programs_table, summarise, token_times, with_metrics
 from simcore.models.replica import STEP_COLUMNS, Replica
-from simcore.models.scheduler import Batch, Scheduler
+from simcore.models.scheduler import Scheduler
 from simcore.models.step_time import StepTables
 from simcore.models.views import Site
 from simcore.randomness import generator
@@ -81,7 +82,7 @@ class Policies:
 
 @dataclass
 class RunResult:
-    """Tables of one run (pandas): requests, programs, steps (sampled), decisions, transfers; and its summary.
+    """Tables of one run (pandas): requests, programs, steps (sampled), decisions; and its summary.
 
     `step_ends[r]`: end times of replica r's steps; `token_steps[i]`: runs of steps that brought request i's tokens.
     `speed` is about the simulator, not the simulated: it differs from run to run and goes to run.json only.
@@ -166,7 +167,11 @@ def serve(
     cluster = Cluster(
         sim, workload, replicas, router, recorder, block_size=settings.block_size, log=log, progress=progress)
     cluster.start()
-    sim.run_until(horizon)
+    try:
+        sim.run_until(horizon)
+    except Exception as error:  # a policy of the user's may fail in any way: say when
+        error.add_note(f"at simulated time {sim.now!r} s")
+        raise
     stuck = sim.peek() == inf
     cut = not stuck and cluster.ended < len(workload)
     cluster.close(stuck=stuck)
@@ -178,9 +183,9 @@ def serve(
     step_ends = [np.array(replica.step_ends) for replica in replicas]
     result = RunResult(
         tables, {}, {}, tuple(sorted({type(p).__name__ for p in used if p.oracle})), step_ends, cluster.token_steps)
-    gaps = [result.itls(i) for i in sorted(cluster.token_steps)]
+    times = [result.token_times(i) for i in sorted(cluster.token_steps)]
     result.summary = summarise(
-        tables["requests"], np.concatenate(gaps) if gaps else np.zeros(0), slo=slo or Slo(),
+        tables["requests"], _joined([np.diff(t) for t in times]), _joined(times), slo=slo or Slo(),
         gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
         busy_seconds=[replica.busy_seconds for replica in replicas], cut_at=horizon if cut else None,
     )
@@ -198,3 +203,7 @@ def serve(
         "path": "step-by-step",
     }
     return result
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0)

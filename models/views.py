@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simcore.models.engine import EngineSettings
+    from simcore.models.policy_desk import PinnedBlocks
     from simcore.models.replica import Replica
     from simcore.models.request import Request
-    from simcore.models.scheduler import PinnedBlocks, Scheduler
+    from simcore.models.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Pinned:
     @property
     def next_turn_waiting(self) -> bool:
         """Whether the program's next turn is in this replica's queue."""
-        return self._pin.request.program in self._pin.scheduler.queue.programs
+        return self._pin.request.program in self._pin.desk.queue.programs
 
 
 class Engine:

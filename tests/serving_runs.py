@@ -15,11 +15,12 @@ from unittest.mock import patch
 import numpy as np
 
 from simcore.models import serving
+from simcore.models.batch import Batch, Outcomes
 from simcore.models.decision_points import Admission, ReplicaRouting, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.replica import Replica
 from simcore.models.request import Request
-from simcore.models.scheduler import Batch, Outcomes, Scheduler
+from simcore.models.scheduler import Scheduler
 from simcore.models.serving import Deployment, Policies, RunResult, serve
 from simcore.models.step_time import COLUMNS, CONSTANT, KV_READ, TOKENS, StepTables
 from simcore.policies.admission.fcfs import Fcfs

@@ -78,7 +78,7 @@ def read_jsonl(path: str | Path, *, source: Source | None = None, skip_bad: bool
 def write_csv(workload: Workload, path: str | Path) -> None:
     """Write our CSV, whole or not at all. Raises TraceError if that would lose token identity or a tool's name."""
     if workload.ends_known:
-        raise TraceError(str(path), "ends_known", why="CSV does not say which turn is a program's last", allowed="write_jsonl")
+        raise TraceError(str(path), "ends_known", why="CSV does not tell a program's last turn", allowed="write_jsonl")
     if workload.known_tokens.any():
         raise TraceError(str(path), "known_tokens", why="CSV carries no token identity", allowed="write_jsonl")
     for tool in workload.tools:

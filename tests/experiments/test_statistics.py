@@ -73,7 +73,7 @@ def test_lindley_recursion_is_the_queue_it_claims_to_be():
 def test_the_interval_of_a_mean_covers_the_true_difference(kind, loads, n, record_property):
     truth = 1e3 * (mean_wait(kind, loads[1]) - mean_wait(kind, loads[0]))
     found = coverage(kind, loads, n, "ttft_mean", truth, 240)
-    record_property("coverage", found)
+    record_property("coverage", float(found))
     print(f"coverage {kind} loads {loads}, {n} requests, mean wait: {found:.3f}")
     assert 0.90 <= found <= 0.99
 
@@ -82,7 +82,7 @@ def test_the_interval_of_a_quantile_covers_the_true_difference(record_property):
     loads = (0.5, 0.4)  # the time in an M/M/1 system is exponential with mean load / (1 - load)
     truth = 1e3 * np.log(10) * (loads[1] / (1 - loads[1]) - loads[0] / (1 - loads[0]))
     found = coverage("M/M/1", loads, 3_000, "e2e_p90", truth, 200)
-    record_property("coverage", found)
+    record_property("coverage", float(found))
     print(f"coverage M/M/1 loads {loads}, 3000 requests, p90 of E2E: {found:.3f}")
     assert 0.85 <= found <= 0.99
 

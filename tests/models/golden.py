@@ -8,9 +8,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from simcore.models.batch import Batch
 from simcore.models.engine import EngineSettings
 from simcore.models.request import Request
-from simcore.models.scheduler import Batch, Scheduler
+from simcore.models.scheduler import Scheduler
 from simcore.policies.admission.fcfs import Fcfs
 from simcore.policies.admission.priority import Priority
 from simcore.policies.retention.lru import Lru

@@ -61,9 +61,12 @@ def test_an_slo_is_met_at_its_limit_and_only_by_finished_requests(requests: pd.D
 
 def test_summary(requests: pd.DataFrame) -> None:
     gaps = np.array([0.5, 0.5, 1.0, 0.0])
-    summary = summarise(requests, gaps, slo=Slo(ttft_ms=1000), gpus=4, usd_per_gpu_hour=9.0, busy_seconds=[4.0, 2.0])
+    times = np.array([10.2, 10.9, 11.1, 17.5])
+    summary = summarise(
+        requests, gaps, times, slo=Slo(ttft_ms=1000), gpus=4, usd_per_gpu_hour=9.0, busy_seconds=[4.0, 2.0])
     assert summary["duration"] == 8.0  # 10 -> 18
     assert (summary["completed"], summary["failed"]) == (4, 3)
+    assert summary["max_output_tokens_per_s"] == 2  # in the second from 10 to 11
     assert (summary["refused"], summary["cancelled"], summary["unfinished"]) == (1, 1, 1)
     assert summary["request_throughput"] == 4 / 8
     assert summary["request_goodput"] == 3 / 8 and summary["slo_attainment"] == 3 / 7
@@ -82,7 +85,7 @@ def test_summary(requests: pd.DataFrame) -> None:
 
 def test_what_a_run_without_a_finished_request_reports() -> None:
     empty = with_metrics(ROWS[4:])
-    summary = summarise(empty, np.zeros(0), slo=Slo(), gpus=1, usd_per_gpu_hour=1.0, busy_seconds=[0.0])
+    summary = summarise(empty, np.zeros(0), np.zeros(0), slo=Slo(), gpus=1, usd_per_gpu_hour=1.0, busy_seconds=[0.0])
     assert summary["completed"] == 0 and summary["max_concurrent_requests"] == 0
     assert isnan(summary["duration"]) and isnan(summary["request_throughput"])
     assert summary["p99_ttft_ms"] == 2000  # the unfinished request had its first token

@@ -85,6 +85,12 @@ def test_decisions_cost_their_simulated_time(kind: str) -> None:
     class SlowAdmission(Admission):
         decision_seconds = 0.25
 
+        def accept(self, turn: Any, engine: Any) -> None:
+            return None
+
+        def key(self, turn: Any, now: float) -> tuple:
+            return (turn.arrival,)
+
     class SlowRetention(Retention):
         decision_seconds = 0.25
 
@@ -97,6 +103,7 @@ def test_decisions_cost_their_simulated_time(kind: str) -> None:
     slow = {"admission": SlowAdmission, "retention": SlowRetention, "router": SlowRouter}[kind]
     rows = [{"at": 0.0, "prompt": 4, "output": 2}, {"at": 0.0, "prompt": 4, "output": 3}]
     result = run(workload(rows), cost=tables(1.0), **{kind: slow})
+    # Only what a policy answers itself costs its time.
     # admission: accept and key of both requests delay the first batch; retention: request 0's end delays the third;
     # router: both requests are on their way for as long.
     ends = {"admission": [2.0, 3.0, 4.0], "retention": [1.0, 2.0, 3.25], "router": [1.25, 2.25, 3.25]}[kind]
