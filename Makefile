@@ -22,7 +22,7 @@ lint: $(VENV)/.installed-dev
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
-	$(BIN)/python -c "from simcore.models.step_time import compile_now; compile_now()"
+	$(BIN)/python -m simcore.experiments.precompile
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +32,8 @@ class Cluster:
 
     def __init__(
         self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder,
-        *, block_size: int, log: Callable[[float, str, int, int, str], None] | None = None,
-        progress: Callable[[float], None] | None = None,
+        *, block_size: int, request_type: type[Request] = Request,
+        log: Callable[[float, str, int, int, str], None] | None = None, progress: Callable[[float], None] | None = None,
     ) -> None:
         self.sim = sim
         self.workload = workload
@@ -42,7 +43,8 @@ class Cluster:
         self.ended = 0
         self.token_steps: dict[int, list[int]] = {}  # request -> runs of its replica's steps that brought its tokens
         self._table: Table = recorder.table("requests", REQUEST_COLUMNS)
-        self._block_size = block_size
+        self._block_size = block_size  # 0 = nobody asks for the identity of blocks (no prefix caching)
+        self._request_type = request_type
         self._log = log
         self._progress = progress
         self._views = [ReplicaView(replica) for replica in replicas]
@@ -120,8 +122,9 @@ class Cluster:
 
     def _request(self, i: int, now: float) -> Request:
         w = self.workload
-        keys = w.block_keys(i, self._block_size).tolist() if now == now else []
-        return Request(
+        kind = self._request_type
+        keys: Any = kind.keys_of(w, i, self._block_size) if self._block_size and now == now else kind.no_keys
+        return kind(
             i, int(w.input_tokens[i]), int(w.output_tokens[i]), keys, arrival=now, priority=int(w.priority[i]),
             program=int(w.program[i]), turn=int(w.turn[i]), tool=w.tools[w.tool[i]] if w.tool[i] >= 0 else None,
             is_last=bool(self._last_turn[i]), last_known=w.ends_known,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simcore.traces.workload import Workload
 
 NEVER = 1 << 62  # a token count that is not reached
 
@@ -75,6 +78,13 @@ class Request:
         # What policies see; made on first use (views.py), kept because making one costs more than reading it.
         self.blind: Any = None
         self.oracle: Any = None
+
+    no_keys: Any = ()
+
+    @staticmethod
+    def keys_of(workload: Workload, i: int, block_size: int) -> list[int]:
+        """The keys of request i in the form that this path reads fastest."""
+        return workload.block_keys(i, block_size).tolist()
 
     @property
     def generated(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from simcore.models.cluster import Cluster
 from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.executor import SimulatedExecutor
-from simcore.models.facts import Listeners
+from simcore.models.facts import Listeners, StepEnded
 from simcore.models.metrics import Slo, programs_table, summarise, token_times, with_metrics
+from simcore.models.planned_replica import Boundaries, PlannedReplica
+from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
 from simcore.models.replica import STEP_COLUMNS, Replica
+from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
 from simcore.models.step_time import StepTables
 from simcore.models.views import Site
@@ -125,9 +128,10 @@ class RunResult:
 def serve(
     workload: Workload, deployment: Deployment, policies: Policies, *, slo: Slo | None = None,
     usd_per_gpu_hour: float | None = None, seed: int = 0, horizon: float = inf, sample_every: float = 1.0,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] | None = None, path: Literal["planned", "step-by-step"] = "planned",
 ) -> RunResult:
-    """Play `workload` and return its tables. `horizon`: simulated seconds after which the run is cut.
+    """Play `workload` and return its tables. `horizon`: simulated seconds after which the run is cut. `path`: both give the
+    same result to the last bit; where the planned one cannot be taken, `speed["why_not_planned"]` says why.
 
     Raises PolicyError for an illegal decision and NoProgress when decisions bring no token for long.
     """
@@ -146,26 +150,38 @@ def serve(
     used: list[Policy] = [router]
     replicas: list[Replica] = []
 
+    def on_end(request: Request) -> None:
+        cluster.request_ended(request)
+
     def log(now: float, kind: str, replica: int, request: int, answer: str) -> None:
         decisions.append((now, kind, replica, request, answer))
 
+    pairs = []
     for r in range(deployment.replicas):
         admission = policies.admission(r)
-        retention = policies.retention(r, admission)
-        for kind, policy in {id(p): (k, p) for k, p in (("retention", retention), ("admission", admission))}.values():
+        pairs.append((admission, policies.retention(r, admission)))
+        for kind, policy in {id(p): (k, p) for k, p in zip(("admission", "retention"), pairs[r], strict=True)}.values():
             policy.start(site, generator(seed, "policy", kind, r))
+        used += pairs[r]
+    obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used)
+    boundaries = Boundaries()
+    for r, (admission, retention) in enumerate(pairs):
         listeners = Listeners([admission, retention, router])
-        scheduler = Scheduler(
-            settings, deployment.num_blocks, admission, retention, max_model_len=deployment.max_model_len,
-            listeners=listeners, log=lambda now, kind, id, answer, r=r: log(now, kind, r, id, answer),  # type: ignore[misc]
-        )
-        replicas.append(Replica(
-            sim, r, scheduler, deployment.executor(), lambda request: cluster.request_ended(request),
-            listeners=listeners, steps=steps, sample_every=sample_every,
-        ))
-        used += [admission, retention]
+        options: dict[str, Any] = {
+            "max_model_len": deployment.max_model_len, "listeners": listeners,
+            "log": lambda now, kind, id, answer, r=r: log(now, kind, r, id, answer),
+        }
+        places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
+        if obstacles:
+            scheduler = Scheduler(settings, deployment.num_blocks, admission, retention, **options)
+            replicas.append(Replica(sim, r, scheduler, deployment.executor(), on_end, **places))
+        else:
+            planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
+            replicas.append(PlannedReplica(
+                sim, r, planner, deployment.executor(), on_end, boundaries=boundaries, **places))
     cluster = Cluster(
-        sim, workload, replicas, router, recorder, block_size=settings.block_size, log=log, progress=progress)
+        sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
+        request_type=Request if obstacles else PlannedRequest, log=log, progress=progress)
     cluster.start()
     try:
         sim.run_until(horizon)
@@ -177,6 +193,7 @@ def serve(
     cluster.close(stuck=stuck)
     ended_wall, ended_cpu = time.perf_counter(), time.process_time()
 
+    steps.rows.sort(key=lambda row: (row[0], row[1]))  # the planned path notes a step when somebody looks
     tables = recorder.frames()
     tables["requests"] = with_metrics(tables["requests"])
     tables["programs"] = programs_table(tables["requests"])
@@ -200,9 +217,29 @@ def serve(
         "steps_per_request": total_steps / len(workload) if len(workload) else None,
         "decisions_per_request": len(decisions) / len(workload) if len(workload) else None,
         "real_time_factor": sim.now / (ended_wall - wall) if ended_wall > wall else None,
-        "path": "step-by-step",
+        "path": "step-by-step" if obstacles else "planned",
+        "planned_share": 0.0 if obstacles else _planned_share(replicas, total_steps),
+        "why_not_planned": obstacles,
     }
     return result
+
+
+def not_planned(settings: EngineSettings, policies: Sequence[Policy]) -> list[str]:
+    """What keeps a run off the planned path; empty = nothing."""
+    reasons = []
+    if settings.async_scheduling:
+        reasons.append("engine.async_scheduling: two batches are in flight")
+    if settings.prefill_schedule_interval and settings.semantics.spaced_prefills:
+        reasons.append("engine.prefill_schedule_interval spaces prefills by counting steps")
+    for policy in policies:
+        if StepEnded in policy.observes:
+            reasons.append(f"policy {type(policy).__name__} observes every step")
+    return list(dict.fromkeys(reasons))
+
+
+def _planned_share(replicas: Sequence[Replica], steps: int) -> float:
+    """Share of the steps that were planned ahead, without a decision of their own."""
+    return sum(r.planned_steps for r in replicas if isinstance(r, PlannedReplica)) / steps if steps else 0.0
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -94,9 +94,3 @@ def window_pairs(count: int, computed: int, window: int) -> int:
     """Query-key pairs of `count` new tokens after `computed` ones when each query sees at most `window` keys."""
     growing = min(count, max(0, window - computed))  # queries that still see everything before them
     return growing * computed + growing * (growing + 1) // 2 + (count - growing) * window
-
-
-def compile_now() -> None:
-    """Compile and cache `step_time` (`make` calls this, so that the first run compiles nothing)."""
-    tables = StepTables(np.zeros((1, COLUMNS)), np.zeros((1, COLUMNS)), np.zeros(1))
-    step_time(tables, np.zeros(FIXED, dtype=np.int64))

@@ -157,14 +157,14 @@ def _connected(links: Sequence[Link]) -> list[Flow]:
     """All active flows that share a link, directly or through others, with the given links; in order of id."""
     flows: dict[int, Flow] = {}
     seen: set[int] = set()
-    todo = list(links)
-    while todo:
-        link = todo.pop()
+    pending = list(links)
+    while pending:
+        link = pending.pop()
         if id(link) in seen:
             continue
         seen.add(id(link))
         for flow in link.flows.values():
             if flow.id not in flows:
                 flows[flow.id] = flow
-                todo.extend(flow.path)
+                pending.extend(flow.path)
     return [flows[k] for k in sorted(flows)]

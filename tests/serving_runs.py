@@ -77,13 +77,15 @@ def run(
     retention: Callable[[], Retention] | None = Lru, router: Callable[[], ReplicaRouting] = RoundRobin,
     step_overhead: float = 0.0, witness: Witness | None = None, **options: Any,
 ) -> RunResult:
-    """`serve` under watch. `blocks`: usable KV blocks of 4 tokens; `retention` None = the admission object serves both."""
+    """`serve` under watch (of the step-by-step path).
+
+    `blocks`: usable KV blocks of 4 tokens; `retention` None = the admission object serves both."""
     engine = EngineSettings(**{"block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | (settings or {}))
     deployment = Deployment(engine, replicas, blocks + 1, max_model_len, cost or tables(), step_overhead=step_overhead)
     policies = Policies(lambda r: admission(), lambda r, a: retention() if retention else a, router)  # type: ignore
     seen = witness if witness is not None else Witness()
     with patch.multiple(serving, Scheduler=_watched_scheduler(seen), Replica=_watched_replica(seen)):
-        return serve(work, deployment, policies, **{"sample_every": 0.0} | options)
+        return serve(work, deployment, policies, **{"sample_every": 0.0, "path": "step-by-step"} | options)
 
 
 def _watched_scheduler(seen: Witness) -> type[Scheduler]:

@@ -163,7 +163,8 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @st.composite
-def deployments(draw: st.DrawFn) -> dict[str, Any]:
+def deployments(draw: st.DrawFn, planned: bool = False) -> dict[str, Any]:
+    """`planned`: only what the planned path takes."""
     version = draw(st.sampled_from(["0.19.0", "0.24.0", "0.33.0"]))
     engine: dict[str, Any] = {
         "version": version,
@@ -171,14 +172,14 @@ def deployments(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": draw(st.sampled_from([4, 16, 64])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, True, False])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
-        "async_scheduling": draw(st.booleans()),
+        "async_scheduling": not planned and draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3])),
         "enable_chunked_prefill": draw(st.sampled_from([True, True, True, False])),
         "room_order": draw(st.sampled_from(["pins_first", "rows_first"])),
     }
     if version != "0.19.0":
         engine["watermark"] = draw(st.sampled_from([0.0, 0.1]))
-        engine["prefill_schedule_interval"] = draw(st.sampled_from([0, 3]))
+        engine["prefill_schedule_interval"] = 0 if planned else draw(st.sampled_from([0, 3]))
     return {
         "settings": engine, "blocks": draw(st.sampled_from([12, 16, 24, 60])), "replicas": draw(st.integers(1, 3)),
         "max_model_len": draw(st.sampled_from([60, 1000])), "step_overhead": draw(st.sampled_from([0.0, TICK, 0.3])),
@@ -238,7 +239,9 @@ def check_run(work: Workload, how: dict[str, Any], result: RunResult, seen: Witn
 
 
 def same(a: RunResult, b: RunResult) -> None:
-    """Equal to the last bit, in every table and in the summary."""
+    """Equal to the last bit, in every table, every step end and in the summary."""
+    assert all(np.array_equal(x, y) for x, y in zip(a.step_ends, b.step_ends, strict=True)), "step ends differ"
+    assert a.token_steps == b.token_steps
     for name in a.tables:
         pd.testing.assert_frame_equal(a.tables[name], b.tables[name], check_exact=True)
     assert str(a.summary) == str(b.summary)

@@ -1,0 +1,301 @@
+"""The scheduler of the planned path: rows and pool in arrays, hot passes in compiled kernels.
+
+What a policy may see or decide (queue, preemption, pins, facts, the log) is inherited from `Scheduler` and works on
+requests whose running state lives in a column of the arrays. The tests hold both paths equal to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simcore.models import plan_kernels as kernels
+from simcore.models.batch import Batch
+from simcore.models.decision_points import Admission, Retention
+from simcore.models.engine import EngineSettings
+from simcore.models.facts import Listeners
+from simcore.models.planned_pool import PlannedPool
+from simcore.models.policy_desk import Log
+from simcore.models.request import NEVER, Request
+from simcore.models.scheduler import Scheduler
+from simcore.traces.workload import Workload
+
+
+def _live(field: int, name: str) -> property:
+    """An attribute that is read from the request's column while it runs, and from the request itself otherwise."""
+    own = getattr(Request, name)
+
+    def read(self: PlannedRequest) -> int:
+        return int(self.rows[field, self.column]) if self.column >= 0 else own.__get__(self)
+
+    def write(self: PlannedRequest, value: int) -> None:
+        if self.column >= 0:
+            self.rows[field, self.column] = value
+        else:
+            own.__set__(self, value)
+
+    return property(read, write)
+
+
+class PlannedRequest(Request):
+    """A request that can live in a column of its scheduler's arrays (`column` >= 0 while it runs)."""
+
+    __slots__ = ("column", "row_blocks", "rows")
+
+    known = _live(kernels.KNOWN, "known")
+    computed = _live(kernels.COMPUTED, "computed")
+    in_flight = _live(kernels.IN_FLIGHT, "in_flight")
+    next_hash = _live(kernels.NEXT_HASH, "next_hash")
+    chunked = _live(kernels.CHUNKED, "chunked")
+    steps_start = _live(kernels.STEPS_START, "steps_start")
+    steps_stop = _live(kernels.STEPS_STOP, "steps_stop")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.column = -1
+        super().__init__(*args, **kwargs)
+
+    no_keys = np.zeros(0, dtype=np.int64)
+
+    @staticmethod
+    def keys_of(workload: Workload, i: int, block_size: int) -> np.ndarray:
+        return workload.block_keys(i, block_size)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in the blocks held."""
+        scheduler = self.scheduler
+        return int(self.rows[kernels.HELD, self.column]) * scheduler.settings.block_size if self.column >= 0 else 0
+
+    @capacity.setter
+    def capacity(self, value: int) -> None:
+        pass  # it follows from the blocks
+
+    @property
+    def blocks(self) -> list[int]:
+        if self.column < 0:
+            return Request.blocks.__get__(self)  # type: ignore[attr-defined]
+        return self.row_blocks[self.column, : self.rows[kernels.HELD, self.column]].tolist()
+
+    @blocks.setter
+    def blocks(self, value: list[int]) -> None:
+        if self.column < 0:
+            Request.blocks.__set__(self, value)  # type: ignore[attr-defined]
+        else:
+            self.row_blocks[self.column, : len(value)] = value
+            self.rows[kernels.HELD, self.column] = len(value)
+
+    @property
+    def quantum(self) -> int | None:
+        if self.column < 0:
+            return Request.quantum.__get__(self)  # type: ignore[attr-defined]
+        left = int(self.rows[kernels.QUANTUM, self.column])
+        return left if left < NEVER >> 1 else None
+
+    @quantum.setter
+    def quantum(self, value: int | None) -> None:
+        if self.column < 0:
+            Request.quantum.__set__(self, value)  # type: ignore[attr-defined]
+        else:
+            self.rows[kernels.QUANTUM, self.column] = NEVER if value is None else value
+
+
+class PlannedScheduler(Scheduler):
+    """`schedule` decides one step as `Scheduler` does, but leaves the batch in the arrays; `plan` then runs it and the
+    uneventful steps after it ahead, `commit` applies what has come to pass.
+
+    Between decisions the arrays may lag behind the clock: `catch_up`, which the replica sets, commits what is due, and
+    every look at the pool or the running requests calls it first.
+    """
+
+    pool_type = PlannedPool
+
+    def __init__(
+        self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
+        max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
+    ) -> None:
+        self.catch_up: Callable[[], None] = _nothing_due
+        super().__init__(
+            settings, num_blocks, admission, retention, max_model_len=max_model_len, listeners=listeners, log=log)
+        slots, block = self._max_running, settings.block_size
+        blocks_per_row = min(num_blocks, -(-self.max_model_len // block)) + 1
+        self.rows = np.zeros((2 * kernels.ROW_FIELDS, slots), dtype=np.int64)
+        self.row_blocks = np.zeros((slots, blocks_per_row), dtype=np.int64)  # pages that no request reaches cost nothing
+        self.row_keys = np.zeros((slots, blocks_per_row if settings.enable_prefix_caching else 0), dtype=np.int64)
+        self.order = np.zeros(slots, dtype=np.int64)
+        self.counters = np.zeros(kernels.COUNTERS, dtype=np.int64)
+        self.closed = np.zeros((slots, 3), dtype=np.int64)
+        self.blocked = kernels.NOBODY_WAITS
+        self.kernel_settings = _kernel_settings(self)
+        self._columns: list[PlannedRequest | None] = [None] * slots
+        self._free_columns = list(range(slots - 1, -1, -1))
+        self._ended = np.zeros(slots, dtype=np.int64)
+
+    # What others look at is up to date; code that runs at a decision, when nothing lags, uses `_pool` and `_running`.
+
+    @property
+    def pool(self) -> PlannedPool:  # type: ignore[override]
+        self.catch_up()
+        return self._pool
+
+    @pool.setter
+    def pool(self, value: PlannedPool) -> None:
+        self._pool = value
+
+    @property
+    def running(self) -> list[Request]:  # type: ignore[override]
+        self.catch_up()
+        return self._running
+
+    @running.setter
+    def running(self, value: list[Request]) -> None:
+        self._running = value
+
+    def cached_tokens(self, request: Request) -> int:
+        if not self._caching:
+            return 0
+        return self.pool.count_matched(request.keys, (request.known - 1) // self._block) * self._block
+
+    # --- one decision -------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> Batch:
+        self.blocked = kernels.NOBODY_WAITS
+        batch = super().schedule(now)
+        if self.queue:
+            if len(self._running) >= self._max_running and not batch.preempted:
+                self.blocked = kernels.NO_SLOT
+            else:
+                self.blocked = kernels.ASK_EVERY_STEP if batch.preempted or self.pins else kernels.NO_ROOM
+        return batch
+
+    def _continue_running(self, batch: Batch, budget: int, hold_prefills: bool) -> int:
+        n = len(self._running)
+        if not n:
+            return budget
+        pool = self._pool
+        left = kernels.decide(
+            self.rows, self.order, n, self.kernel_settings, len(self.queue), pool.blocks, pool.table, pool.counters,
+            self.row_blocks, self.row_keys,
+        )
+        if left >= 0:
+            return left
+        # Blocks run short: decide request by request, as the plain path does, and write down what came of it.
+        budget = super()._continue_running(batch, budget, hold_prefills)
+        self._write_order()
+        self.rows[kernels.COUNT] = 0
+        for request, count in zip(batch.requests, batch.counts, strict=True):
+            self.rows[kernels.COUNT, request.column] = count  # type: ignore[attr-defined]
+        batch.requests.clear()
+        batch.counts.clear()
+        return budget
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        queue, pool = self.queue, self._pool
+        while queue and budget > 0 and len(self._running) < self._max_running:
+            request = queue.head()
+            column = self._free_columns[-1]
+            count, cached = kernels.admit(
+                self.rows, column, request.keys, request.known, self.kernel_settings, len(self._running) + len(queue),
+                len(self._running), budget, pool.blocks, pool.table, pool.counters, self.row_blocks, self.row_keys,
+            )
+            if count > 0:
+                queue.remove(request)
+                self._attach(request)
+                self._start_running(request, cached)
+                budget -= count
+            elif not (count < 0 and self._make_room(pool.num_free - count, "admission", request)):
+                return
+
+    def _dispatch(self, batch: Batch) -> None:
+        batch.tokens = kernels.dispatch(self.rows, self.order, len(self._running), 0)
+        self.counters[kernels.TOKENS_COMPUTED] += batch.tokens
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def finish(self, now: float) -> list[Request]:
+        """The decision at the end of a plan: requests with their last token end, used-up quanta are asked about."""
+        self.now = now
+        rows, order, n = self.rows, self.order, len(self._running)
+        count = kernels.ended(rows, order, n, self._ended)
+        finished = [self._columns[i] for i in self._ended[:count].tolist()]
+        if self._asks_limit:
+            for request in list(self._running):
+                column = request.column  # type: ignore[attr-defined]
+                if rows[kernels.QUANTUM, column] == 0 and rows[kernels.KNOWN, column] < rows[kernels.TOTAL, column]:
+                    self._quantum_used(request)
+        if count:
+            gone = set(map(id, finished))
+            self._running = [request for request in self._running if id(request) not in gone]
+        if count or self._asks_limit:
+            self._write_order()
+        for request in finished:
+            assert request is not None
+            self._end_turn(request)
+            self._detach(request)
+        return finished  # type: ignore[return-value]
+
+    def note_interruptions(self) -> None:
+        """Runs of token steps that the last commit found interrupted, to the requests that they belong to."""
+        for column, start, stop in self.closed[: self.counters[kernels.CLOSED]].tolist():
+            request = self._columns[column]
+            assert request is not None
+            request.token_steps += (start, stop)
+
+    # --- columns ------------------------------------------------------------------------------------------------------
+
+    def _attach(self, request: Any) -> None:
+        """The request that `kernels.admit` has put into the next free column takes it as its own."""
+        column = self._free_columns.pop()
+        rows = self.rows
+        rows[kernels.TOTAL, column] = request.total
+        rows[kernels.QUANTUM, column] = NEVER
+        rows[kernels.STEPS_START, column] = request.steps_start
+        rows[kernels.STEPS_STOP, column] = request.steps_stop
+        request.rows, request.row_blocks, request.column = rows, self.row_blocks, column
+        self.order[len(self._running)] = column
+        self._columns[column] = request
+
+    def _detach(self, request: Any) -> None:
+        """The request leaves its column and takes along what it must remember."""
+        column = request.column
+        known, steps_start, steps_stop = request.known, request.steps_start, request.steps_stop
+        request.column = -1
+        request.known, request.steps_start, request.steps_stop = known, steps_start, steps_stop
+        request.computed = request.in_flight = 0
+        request.blocks = []
+        self._columns[column] = None
+        self._free_columns.append(column)
+
+    def _write_order(self) -> None:
+        self.order[: len(self._running)] = [request.column for request in self._running]  # type: ignore[attr-defined]
+
+    def _preempt(self, request: Request, batch: Batch | None) -> None:
+        super()._preempt(request, batch)
+        self._detach(request)
+
+    def _give_back(self, request: Any, reuse: str = "lru") -> None:
+        if request.column < 0:
+            return
+        held = self.rows[kernels.HELD, request.column]
+        self._pool.give_back(self.row_blocks[request.column, :held], reuse)
+
+
+def _nothing_due() -> None:
+    pass
+
+
+def _kernel_settings(scheduler: PlannedScheduler) -> np.ndarray:
+    settings, semantics = scheduler.settings, scheduler.semantics
+    out = np.zeros(kernels.SETTINGS, dtype=np.int64)
+    out[kernels.BLOCK] = settings.block_size
+    out[kernels.BUDGET] = settings.step_budget
+    out[kernels.MAX_LEN] = scheduler.max_model_len
+    out[kernels.CHUNK_CAP] = settings.long_prefill_token_threshold
+    out[kernels.LONE_UNCAPPED] = semantics.lone_prefill_uncapped
+    out[kernels.ADAPTIVE] = settings.max_num_batched_tokens if settings.long_prefill_token_threshold_adaptive else 0
+    out[kernels.CACHING] = settings.enable_prefix_caching
+    out[kernels.WATERMARK] = scheduler._watermark
+    out[kernels.RESERVE_FULL] = settings.scheduler_reserve_full_isl
+    out[kernels.CHUNKED_PREFILL] = settings.enable_chunked_prefill
+    return out
