@@ -1,4 +1,4 @@
-"""Compiles and caches every kernel, by playing a few requests: `make` runs it, so that a user's first run compiles nothing."""
+"""Compiles and caches every kernel by playing a few requests: `make` runs it, so that a first run compiles nothing."""
 
 from __future__ import annotations
 

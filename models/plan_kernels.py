@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numba
 
-from simcore.models.planned_pool import FREE, HASHED, NEXT, hold, match, register, take
+from simcore.models.planned_pool import FREE, HASHED, NEXT, give_back, hold, match, register, take
 from simcore.models.planned_pool import find as find_block
 from simcore.models.step_time import (
     CHUNKS,
@@ -21,6 +21,7 @@ from simcore.models.step_time import (
     SAMPLED,
     SEQUENCES,
     TOKENS,
+    StepTables,
     step_time,
 )
 
@@ -35,8 +36,8 @@ COPY = ROW_FIELDS
 SETTINGS = 11
 
 # Counters of the engine, int64.
-STEP, CLOSED, TOKENS_COMPUTED, SAMPLES, LAST_TOKENS, LAST_SEQUENCES = range(6)
-COUNTERS = 6
+STEP, DELIVERED, CLOSED, TOKENS_COMPUTED, SAMPLES, LAST_TOKENS, LAST_SEQUENCES = range(7)
+COUNTERS = 7
 
 # Clock and overheads, float64.
 STEP_OVERHEAD, SEQUENCE_OVERHEAD, BUSY, NEXT_SAMPLE, SAMPLE_EVERY = range(5)
@@ -204,6 +205,12 @@ def _changes_room(rows, order, n, blocks, cursor, need):
 
 
 @numba.njit(cache=True)
+def release(i, reuse, unhashed_first, rows, blocks, table, counters, row_blocks):
+    """Give the blocks of column i back."""
+    give_back(blocks, table, counters, row_blocks[i], rows[HELD, i], reuse, unhashed_first)
+
+
+@numba.njit(cache=True)
 def apply_pass(rows, order, n, settings, blocks, table, counters, row_blocks, row_keys):
     """Give every running request the blocks that its COUNT needs, and register those that become full."""
     block = settings[BLOCK]
@@ -232,19 +239,18 @@ def register_full(rows, i, tokens, block, blocks, table, row_blocks, row_keys):
 
 @numba.njit(cache=True)
 def commit(
-    rows, order, n, settings, floats, blocks, table, counters, row_blocks, row_keys, engine, waiting, steps, final, done,
-    step_ends, device, closed, samples, sample_times,
+    n, waiting, steps, final, done, rows, order, settings, floats, blocks, table, counters, row_blocks, row_keys, engine,
+    plan_ends, plan_device, step_ends, out, samples, sample_times,
 ):
     """Complete `steps` planned steps, the first of them number `done` of the plan, each followed by the dispatch of the
-    next, except the last one if `final` (a decision follows). Returns the tokens delivered.
+    next, except the last one if `final` (a decision follows). Their ends go to `step_ends`, by step number.
 
-    `closed`: int64[slots, 3] (slot, start, stop) runs of token steps that were interrupted, engine[CLOSED] of them.
-    `samples`: int64[capacity, 4] (step, tokens, sequences, free blocks) and `sample_times`: float64[capacity, 2] (end,
-    device seconds) of the steps to be sampled, engine[SAMPLES] of them; the last step of a final commit is left out.
+    Returns how many requests have their last token; their columns stand in `out[0]`, in running order. `out[1:4]`: runs of
+    token steps that were interrupted (column, start, stop), engine[CLOSED] of them. `samples`: int64[capacity, 4] (step,
+    tokens, sequences, free blocks) and `sample_times`: float64[capacity, 2] (end, device seconds) of the steps to be
+    sampled, engine[SAMPLES] of them; the last step of a final commit is left out. engine[DELIVERED]: tokens delivered.
     """
-    delivered = 0
-    engine[CLOSED] = 0
-    engine[SAMPLES] = 0
+    engine[DELIVERED] = engine[CLOSED] = engine[SAMPLES] = 0
     for s in range(done, done + steps):
         tokens = 0
         sequences = 0
@@ -258,51 +264,42 @@ def commit(
                 rows[IN_FLIGHT, i] = 0
                 rows[KNOWN, i] += 1
                 rows[QUANTUM, i] -= 1
-                delivered += 1
+                engine[DELIVERED] += 1
                 if rows[STEPS_STOP, i] != step:
                     if rows[STEPS_STOP, i] >= 0:
-                        closed[engine[CLOSED], 0] = i
-                        closed[engine[CLOSED], 1] = rows[STEPS_START, i]
-                        closed[engine[CLOSED], 2] = rows[STEPS_STOP, i]
+                        closed = engine[CLOSED]
+                        out[1, closed], out[2, closed], out[3, closed] = i, rows[STEPS_START, i], rows[STEPS_STOP, i]
                         engine[CLOSED] += 1
                     rows[STEPS_START, i] = step
                 rows[STEPS_STOP, i] = step + 1
+        step_ends[step] = plan_ends[s]
         engine[STEP] += 1
         engine[LAST_TOKENS] = tokens
         engine[LAST_SEQUENCES] = sequences
-        floats[BUSY] += device[s]
+        floats[BUSY] += plan_device[s]
         last = final and s == done + steps - 1
-        if step_ends[s] >= floats[NEXT_SAMPLE] and not last:
+        if plan_ends[s] >= floats[NEXT_SAMPLE] and not last:
             m = engine[SAMPLES]
-            samples[m, 0] = step
-            samples[m, 1] = tokens
-            samples[m, 2] = sequences
-            samples[m, 3] = counters[FREE]
-            sample_times[m, 0] = step_ends[s]
-            sample_times[m, 1] = device[s]
+            samples[m, 0], samples[m, 1], samples[m, 2], samples[m, 3] = step, tokens, sequences, counters[FREE]
+            sample_times[m, 0], sample_times[m, 1] = plan_ends[s], plan_device[s]
             engine[SAMPLES] += 1
-            floats[NEXT_SAMPLE] = step_ends[s] + floats[SAMPLE_EVERY]
+            floats[NEXT_SAMPLE] = plan_ends[s] + floats[SAMPLE_EVERY]
         if not last:
             running_pass(rows, order, n, settings, waiting, 0)
             apply_pass(rows, order, n, settings, blocks, table, counters, row_blocks, row_keys)
             engine[TOKENS_COMPUTED] += dispatch(rows, order, n, 0)
-    return delivered
+    ended = 0
+    if final:
+        for k in range(n):
+            i = order[k]
+            if rows[KNOWN, i] >= rows[TOTAL, i]:
+                out[0, ended] = i
+                ended += 1
+    return ended
 
 
 @numba.njit(cache=True)
-def ended(rows, order, n, out):
-    """Columns whose request has its last token, in running order; returns how many."""
-    count = 0
-    for k in range(n):
-        i = order[k]
-        if rows[KNOWN, i] >= rows[TOTAL, i]:
-            out[count] = i
-            count += 1
-    return count
-
-
-@numba.njit(cache=True)
-def decide(rows, order, n, settings, waiting, blocks, table, counters, row_blocks, row_keys):
+def decide(n, waiting, rows, order, settings, blocks, table, counters, row_blocks, row_keys):
     """The running pass of a decision boundary. Returns the budget left, or -1 (and changes nothing but COUNT) if blocks
     run short, so that someone must be preempted."""
     budget, need, _ = running_pass(rows, order, n, settings, waiting, 0)
@@ -313,7 +310,24 @@ def decide(rows, order, n, settings, waiting, blocks, table, counters, row_block
 
 
 @numba.njit(cache=True)
-def admit(rows, i, keys, known, settings, system, running, budget, blocks, table, counters, row_blocks, row_keys):
+def start(
+    n, waiting, blocked, now, decision_seconds, decided, rows, order, settings, floats, blocks, table, counters, row_blocks,
+    row_keys, engine, compute, memory, experts, features, plan_ends, plan_device,
+):
+    """Dispatch the next step and plan from it; returns the number of steps planned. Unless the step is `decided`, its
+    running pass is made first, and -1 is returned (and nothing changed) if blocks run short."""
+    if not decided and decide(n, waiting, rows, order, settings, blocks, table, counters, row_blocks, row_keys) < 0:
+        return -1
+    engine[TOKENS_COMPUTED] += dispatch(rows, order, n, 0)
+    tables = StepTables(compute, memory, experts)
+    return plan(
+        rows, order, n, settings, floats, tables, features, blocks, counters, waiting, blocked, now, decision_seconds,
+        plan_ends, plan_device,
+    )
+
+
+@numba.njit(cache=True)
+def admit(i, keys, known, system, running, budget, rows, order, settings, blocks, table, counters, row_blocks, row_keys):
     """Try to admit a request with `known` tokens into column i. Returns (count, cached) with count > 0 if it was; (0, -)
     if the budget keeps it out (chunked prefill off); (-s, -) if s more blocks would be needed."""
     block = settings[BLOCK]

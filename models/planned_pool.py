@@ -113,7 +113,7 @@ def hold(blocks, counters, block):
 
 
 LRU, FIRST, NEVER_AGAIN = range(3)
-_REUSE = {"lru": LRU, "first": FIRST, "never": NEVER_AGAIN}
+REUSE = {"lru": LRU, "first": FIRST, "never": NEVER_AGAIN}
 
 
 @numba.njit(cache=True)
@@ -213,7 +213,7 @@ class PlannedPool:
 
     def give_back(self, blocks: Sequence[int] | np.ndarray, reuse: str = "lru") -> None:
         held = np.asarray(blocks, dtype=np.int64)
-        give_back(self.blocks, self.table, self.counters, held, len(held), _REUSE[reuse], self.unhashed_first)
+        give_back(self.blocks, self.table, self.counters, held, len(held), REUSE[reuse], self.unhashed_first)
 
     def register(self, block: int, key: int) -> None:
         register(self.blocks, self.table, block, key)

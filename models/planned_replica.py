@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
 
 import numpy as np
 
@@ -48,19 +47,29 @@ class PlannedReplica(Replica):
         self._planned = self._done = 0
         self._plan_ends = np.zeros(PLAN_STEPS)
         self._plan_device = np.zeros(PLAN_STEPS)
+        self._ends = np.zeros(4 * PLAN_STEPS)  # by step number; grows
         self._floats = np.zeros(kernels.FLOATS)
         self._floats[kernels.STEP_OVERHEAD] = executor.step_overhead
         self._floats[kernels.SEQUENCE_OVERHEAD] = executor.sequence_overhead
         self._floats[kernels.NEXT_SAMPLE] = 0.0 if steps is not None else inf
         self._floats[kernels.SAMPLE_EVERY] = sample_every
-        self._tables = executor.tables
         scheduler.kernel_settings[kernels.WINDOW] = executor.window
-        self._features = np.zeros(FIXED + 2 * len(scheduler.order), dtype=np.int64)
         self._samples = np.zeros((PLAN_STEPS, 4), dtype=np.int64)
         self._sample_times = np.zeros((PLAN_STEPS, 2))
         self._preempted = 0
         self.planned_steps = 0  # steps that had no decision of their own
         scheduler.catch_up = self.catch_up
+        rows, order, settings, *pool = scheduler.arrays
+        features = np.zeros(FIXED + 2 * len(order), dtype=np.int64)
+        self._start_arrays = (rows, order, settings, self._floats, *pool, scheduler.counters, *executor.tables, features,
+                              self._plan_ends, self._plan_device)
+        self._bind()
+
+    def _bind(self) -> None:
+        scheduler = self.scheduler
+        rows, order, settings, *pool = scheduler.arrays
+        self._commit_arrays = (rows, order, settings, self._floats, *pool, scheduler.counters, self._plan_ends,
+                               self._plan_device, self._ends, scheduler.out, self._samples, self._sample_times)
 
     # --- planning -----------------------------------------------------------------------------------------------------
 
@@ -72,16 +81,40 @@ class PlannedReplica(Replica):
         return not self._planned
 
     def _start(self, batch: Batch, now: float) -> None:
-        scheduler = self.scheduler
-        pool = scheduler._pool
-        self._planned = kernels.plan(
-            scheduler.rows, scheduler.order, len(scheduler._running), scheduler.kernel_settings, self._floats, self._tables,
-            self._features, pool.blocks, pool.counters, len(scheduler.queue), scheduler.blocked, now, batch.decision_seconds,
-            self._plan_ends, self._plan_device,
-        )
-        self._done = 0
         self._preempted = len(batch.preempted)  # after a preemption a plan has one step
-        self.planned_steps += self._planned - 1
+        self._plan(now, batch.decision_seconds, decided=True)
+
+    def _plan(self, now: float, decision_seconds: float, *, decided: bool) -> bool:
+        """Plan from here; False if blocks run short, so that the step must be decided request by request first."""
+        scheduler = self.scheduler
+        planned = kernels.start(
+            len(scheduler._running), scheduler.queue.size, scheduler.blocked, now, decision_seconds, decided,
+            *self._start_arrays)
+        if planned < 0:
+            return False
+        self._planned = planned
+        self._done = 0
+        self.planned_steps += planned - 1
+        return True
+
+    def _decide(self) -> None:
+        now = self.sim.now
+        boundaries = self._boundaries
+        boundaries.time, boundaries.id = now, DECIDES + self.id
+        scheduler = self.scheduler
+        if scheduler.queue.size or scheduler.pins or self._waking or not scheduler._running:
+            super()._decide()
+            return
+        # Nobody waits and nobody is to be asked: the next step follows from the running requests alone.
+        self._boundary_call = None
+        scheduler.now = now
+        scheduler.blocked = kernels.NOBODY_WAITS
+        if self._plan(now, scheduler._decision_seconds, decided=False):
+            scheduler._decision_seconds = 0.0
+            self._preempted = 0
+            self._await_boundary()
+        else:
+            super()._decide()
 
     def _await_boundary(self) -> None:
         if self._planned:
@@ -95,74 +128,72 @@ class PlannedReplica(Replica):
             return
         self.catch_up()
         if self._planned > self._done + 1:
-            self.planned_steps -= self._planned - self._done - 1
-            self._planned = self._done + 1
-            assert self._boundary_call is not None
-            self._boundary_call.cancel()
+            self._cut()
             self._await_boundary()
+
+    def _cut(self) -> None:
+        self.planned_steps -= self._planned - self._done - 1
+        self._planned = self._done + 1
+        assert self._boundary_call is not None
+        self._boundary_call.cancel()
 
     # --- committing ---------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Commit the planned steps that have ended by now, so that an onlooker sees what he would see step by step."""
-        if self._planned - self._done < 1:
-            return
+        done = self._done
+        if self._planned <= done + 1:
+            return  # nothing planned, or only the step whose end has an event of its own
         now = self.sim.now
         ends = self._plan_ends
-        due = int(ends[self._done : self._planned].searchsorted(now))
-        if due:
-            self._commit(due, final=False)
+        if ends[done] < now:
+            self._commit(int(ends[done : self._planned].searchsorted(now)), final=False)
+            done = self._done
         at = self._boundaries
-        if ends[self._done] == now and at.time == now and at.id >= self.id and self._planned > self._done + 1:
+        if ends[done] == now and at.time == now and at.id >= self.id and self._planned > done + 1:
             # This step ends at this very instant and its turn has come: it is complete, and what follows is decided after
             # what else happens now, as the step-by-step path does.
-            self.planned_steps -= self._planned - self._done - 1
-            self._planned = self._done + 1
-            assert self._boundary_call is not None
-            self._boundary_call.cancel()
+            self._cut()
             self._boundary_call = self.sim.at(now, self._decide, BOUNDARY, id=DECIDES + self.id)
             self._complete(now)
 
-    def _commit(self, steps: int, *, final: bool) -> None:
+    def _commit(self, steps: int, *, final: bool) -> int:
+        """Apply planned steps to the arrays; returns how many requests have their last token."""
         scheduler = self.scheduler
-        pool = scheduler._pool
-        done = self._done
-        delivered = kernels.commit(
-            scheduler.rows, scheduler.order, len(scheduler._running), scheduler.kernel_settings, self._floats, pool.blocks,
-            pool.table, pool.counters, scheduler.row_blocks, scheduler.row_keys, scheduler.counters, len(scheduler.queue),
-            steps, final, done, self._plan_ends, self._plan_device, scheduler.closed, self._samples, self._sample_times,
-        )
-        self._done = done + steps
-        self.step_ends += self._plan_ends[done : self._done].tolist()
-        if scheduler.counters[kernels.CLOSED]:
+        counters = scheduler.counters
+        if counters[kernels.STEP] + steps > len(self._ends):
+            self._ends = np.concatenate((self._ends, np.zeros(len(self._ends))))
+            self._bind()
+        ended = kernels.commit(
+            len(scheduler._running), scheduler.queue.size, steps, final, self._done, *self._commit_arrays)
+        self._done += steps
+        if counters[kernels.CLOSED]:
             scheduler.note_interruptions()
-        if scheduler.counters[kernels.SAMPLES]:
+        if counters[kernels.SAMPLES]:
             self._note_samples()
-        if delivered:
+        if counters[kernels.DELIVERED]:
             self._fruitless_steps = self._fruitless_tokens = 0
+        return ended
 
     def _complete(self, now: float) -> None:
         """The last planned step ends: commit up to it and let the requests that have their last token go."""
         scheduler = self.scheduler
         boundaries = self._boundaries
         boundaries.time, boundaries.id = now, self.id
-        self._commit(self._planned - self._done, final=True)
-        device = float(self._plan_device[self._planned - 1])
+        last = self._planned - 1
+        ended = self._commit(self._planned - self._done, final=True)
         self._planned = self._done = 0
-        finished = scheduler.finish(now)
-        counters = scheduler.counters.tolist()
+        finished = scheduler.finish(ended, now) if ended or scheduler._asks_limit else []
         if now >= self._floats[kernels.NEXT_SAMPLE] and self._steps is not None:
+            counters = scheduler.counters.tolist()
             self._steps.append((
-                now, self.id, counters[kernels.STEP] - 1, device, counters[kernels.LAST_TOKENS],
-                counters[kernels.LAST_SEQUENCES], len(scheduler._running), len(scheduler.queue), scheduler._pool.num_free,
+                now, self.id, counters[kernels.STEP] - 1, float(self._plan_device[last]), counters[kernels.LAST_TOKENS],
+                counters[kernels.LAST_SEQUENCES], len(scheduler._running), scheduler.queue.size, scheduler._pool.num_free,
                 self._preempted,
             ))
             self._floats[kernels.NEXT_SAMPLE] = now + self._sample_every
-        self._let_go(finished, now)
-
-    def _decide(self) -> None:
-        self._boundaries.time, self._boundaries.id = self.sim.now, DECIDES + self.id
-        super()._decide()
+        if finished:
+            self._let_go(finished, now)
 
     def _note_samples(self) -> None:
         """Rows of the steps table for sampled steps inside a plan: nobody came, went or was preempted in them."""
@@ -172,20 +203,18 @@ class PlannedReplica(Replica):
             step, tokens, sequences, free = self._samples[k].tolist()
             end, device = self._sample_times[k].tolist()
             self._steps.append((
-                end, self.id, step, device, tokens, sequences, len(scheduler._running), len(scheduler.queue), free, 0))
+                end, self.id, step, device, tokens, sequences, len(scheduler._running), scheduler.queue.size, free, 0))
+
+    # --- the record ---------------------------------------------------------------------------------------------------
 
     @property
-    def computed_tokens(self) -> int:  # type: ignore[override]
+    def step_ends(self) -> np.ndarray:  # type: ignore[override]
+        return self._ends[: self.scheduler.counters[kernels.STEP]]
+
+    @property
+    def computed_tokens(self) -> int:
         return int(self.scheduler.counters[kernels.TOKENS_COMPUTED])
 
-    @computed_tokens.setter
-    def computed_tokens(self, value: int) -> None:
-        pass
-
     @property
-    def busy_seconds(self) -> Any:  # type: ignore[override]
-        return float(self._floats[kernels.BUSY]) if hasattr(self, "_floats") else 0.0
-
-    @busy_seconds.setter
-    def busy_seconds(self, value: float) -> None:
-        pass
+    def busy_seconds(self) -> float:
+        return float(self._floats[kernels.BUSY])

@@ -16,7 +16,7 @@ from simcore.models.batch import Batch
 from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.facts import Listeners
-from simcore.models.planned_pool import PlannedPool
+from simcore.models.planned_pool import REUSE, PlannedPool
 from simcore.models.policy_desk import Log
 from simcore.models.request import NEVER, Request
 from simcore.models.scheduler import Scheduler
@@ -125,12 +125,15 @@ class PlannedScheduler(Scheduler):
         self.row_keys = np.zeros((slots, blocks_per_row if settings.enable_prefix_caching else 0), dtype=np.int64)
         self.order = np.zeros(slots, dtype=np.int64)
         self.counters = np.zeros(kernels.COUNTERS, dtype=np.int64)
-        self.closed = np.zeros((slots, 3), dtype=np.int64)
+        self.out = np.zeros((4, slots), dtype=np.int64)  # what `kernels.commit` found: columns that ended, closed runs
         self.blocked = kernels.NOBODY_WAITS
         self.kernel_settings = _kernel_settings(self)
         self._columns: list[PlannedRequest | None] = [None] * slots
         self._free_columns = list(range(slots - 1, -1, -1))
-        self._ended = np.zeros(slots, dtype=np.int64)
+        pool = self._pool
+        self.arrays = (self.rows, self.order, self.kernel_settings, pool.blocks, pool.table, pool.counters, self.row_blocks,
+                       self.row_keys)
+        self._left = 0  # of the step's token budget
 
     # What others look at is up to date; code that runs at a decision, when nothing lags, uses `_pool` and `_running`.
 
@@ -162,7 +165,7 @@ class PlannedScheduler(Scheduler):
     def schedule(self, now: float) -> Batch:
         self.blocked = kernels.NOBODY_WAITS
         batch = super().schedule(now)
-        if self.queue:
+        if self.queue.size:
             if len(self._running) >= self._max_running and not batch.preempted:
                 self.blocked = kernels.NO_SLOT
             else:
@@ -172,16 +175,13 @@ class PlannedScheduler(Scheduler):
     def _continue_running(self, batch: Batch, budget: int, hold_prefills: bool) -> int:
         n = len(self._running)
         if not n:
+            self._left = budget
             return budget
-        pool = self._pool
-        left = kernels.decide(
-            self.rows, self.order, n, self.kernel_settings, len(self.queue), pool.blocks, pool.table, pool.counters,
-            self.row_blocks, self.row_keys,
-        )
-        if left >= 0:
-            return left
+        self._left = kernels.decide(n, self.queue.size, *self.arrays)
+        if self._left >= 0:
+            return self._left
         # Blocks run short: decide request by request, as the plain path does, and write down what came of it.
-        budget = super()._continue_running(batch, budget, hold_prefills)
+        budget = self._left = super()._continue_running(batch, budget, hold_prefills)
         self._write_order()
         self.rows[kernels.COUNT] = 0
         for request, count in zip(batch.requests, batch.counts, strict=True):
@@ -191,43 +191,47 @@ class PlannedScheduler(Scheduler):
         return budget
 
     def _admit(self, batch: Batch, budget: int) -> None:
-        queue, pool = self.queue, self._pool
-        while queue and budget > 0 and len(self._running) < self._max_running:
+        queue, arrays = self.queue, self.arrays
+        while queue.size and budget > 0:
+            running = len(self._running)
+            if running >= self._max_running:
+                break
             request = queue.head()
-            column = self._free_columns[-1]
             count, cached = kernels.admit(
-                self.rows, column, request.keys, request.known, self.kernel_settings, len(self._running) + len(queue),
-                len(self._running), budget, pool.blocks, pool.table, pool.counters, self.row_blocks, self.row_keys,
-            )
+                self._free_columns[-1], request.keys, request.known, running + queue.size, running, budget, *arrays)
             if count > 0:
                 queue.remove(request)
                 self._attach(request)
                 self._start_running(request, cached)
                 budget -= count
-            elif not (count < 0 and self._make_room(pool.num_free - count, "admission", request)):
-                return
+            elif not count or not (
+                self._make_room(self._pool.num_free - count, "admission", request) or queue.head() is not request
+            ):
+                break
+        self._left = budget
 
     def _dispatch(self, batch: Batch) -> None:
-        batch.tokens = kernels.dispatch(self.rows, self.order, len(self._running), 0)
-        self.counters[kernels.TOKENS_COMPUTED] += batch.tokens
+        batch.tokens = self.settings.step_budget - self._left  # the arrays follow when the plan starts
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def finish(self, now: float) -> list[Request]:
-        """The decision at the end of a plan: requests with their last token end, used-up quanta are asked about."""
+    def finish(self, ended: int, now: float) -> list[Request]:
+        """The decision at the end of a plan: the `ended` requests whose columns stand in `out` have their last token and
+        end; used-up quanta are asked about."""
         self.now = now
-        rows, order, n = self.rows, self.order, len(self._running)
-        count = kernels.ended(rows, order, n, self._ended)
-        finished = [self._columns[i] for i in self._ended[:count].tolist()]
+        rows = self.rows
+        finished = [self._columns[i] for i in self.out[0, :ended].tolist()]
         if self._asks_limit:
             for request in list(self._running):
                 column = request.column  # type: ignore[attr-defined]
                 if rows[kernels.QUANTUM, column] == 0 and rows[kernels.KNOWN, column] < rows[kernels.TOTAL, column]:
                     self._quantum_used(request)
-        if count:
+        if ended == 1:
+            self._running.remove(finished[0])  # type: ignore[arg-type]
+        elif ended:
             gone = set(map(id, finished))
             self._running = [request for request in self._running if id(request) not in gone]
-        if count or self._asks_limit:
+        if ended or self._asks_limit:
             self._write_order()
         for request in finished:
             assert request is not None
@@ -237,7 +241,7 @@ class PlannedScheduler(Scheduler):
 
     def note_interruptions(self) -> None:
         """Runs of token steps that the last commit found interrupted, to the requests that they belong to."""
-        for column, start, stop in self.closed[: self.counters[kernels.CLOSED]].tolist():
+        for column, start, stop in self.out[1:, : self.counters[kernels.CLOSED]].T.tolist():
             request = self._columns[column]
             assert request is not None
             request.token_steps += (start, stop)
@@ -275,10 +279,11 @@ class PlannedScheduler(Scheduler):
         self._detach(request)
 
     def _give_back(self, request: Any, reuse: str = "lru") -> None:
-        if request.column < 0:
-            return
-        held = self.rows[kernels.HELD, request.column]
-        self._pool.give_back(self.row_blocks[request.column, :held], reuse)
+        if request.column >= 0:
+            pool = self._pool
+            kernels.release(
+                request.column, REUSE[reuse], pool.unhashed_first, self.rows, pool.blocks, pool.table, pool.counters,
+                self.row_blocks)
 
 
 def _nothing_due() -> None:

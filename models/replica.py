@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -46,10 +46,10 @@ class Replica:
         self.id = id
         self.scheduler = scheduler
         self.executor = executor
-        self.step_ends: list[float] = []  # end time of each step; token times of requests point here
-        self.busy_seconds = 0.0  # device time of the completed steps
+        self._step_ends: list[float] = []
+        self._busy_seconds = 0.0
         self.outstanding = 0  # requests routed here that have not ended
-        self.computed_tokens = 0  # tokens computed, recomputation included
+        self._computed_tokens = 0
         self._on_end = on_end
         self._depth = 2 if scheduler.settings.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
@@ -66,6 +66,23 @@ class Replica:
         self._news = True  # something arrived, ended or woke since the policies were asked when to be woken
         self._fruitless_steps = 0  # since the last delivered token
         self._fruitless_tokens = 0
+
+    # --- the record ---------------------------------------------------------------------------------------------------
+
+    @property
+    def step_ends(self) -> Sequence[float]:
+        """End time of each step (s); token times of requests point here."""
+        return self._step_ends
+
+    @property
+    def busy_seconds(self) -> float:
+        """Device time of the completed steps."""
+        return self._busy_seconds
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens computed, recomputation included."""
+        return self._computed_tokens
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -160,8 +177,8 @@ class Replica:
     def _complete(self, now: float) -> None:
         done = self._in_flight.popleft()
         batch = done.batch
-        self.step_ends.append(now)
-        self.busy_seconds += done.completion.device_seconds
+        self._step_ends.append(now)
+        self._busy_seconds += done.completion.device_seconds
         outcomes = self.scheduler.complete(batch, now)
         if outcomes.tokens:
             self._fruitless_steps = self._fruitless_tokens = 0
@@ -223,7 +240,7 @@ class Replica:
         """End a run whose decisions bring no token: preemption for ever, or wake-ups that change nothing."""
         self._fruitless_steps += 1
         tokens = batch.tokens
-        self.computed_tokens += tokens
+        self._computed_tokens += tokens
         self._fruitless_tokens += tokens
         if self._fruitless_steps < _PATIENCE:
             return

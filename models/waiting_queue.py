@@ -16,17 +16,17 @@ class WaitingQueue:
         self.tokens = 0  # known tokens of all waiting requests
         self.programs: dict[int, int] = {}  # program -> how many of its requests wait
         self._heap: list[list[Any]] = []
-        self._alive = 0
+        self.size = 0  # how many wait
         self._pushed = 0
 
     def __len__(self) -> int:
-        return self._alive
+        return self.size
 
     def push(self, request: Request, key: tuple) -> None:
         self._pushed += 1
         request.queue_entry = [key, request.id, self._pushed, request]
         heappush(self._heap, request.queue_entry)
-        self._alive += 1
+        self.size += 1
         self.tokens += request.known
         self.programs[request.program] = self.programs.get(request.program, 0) + 1
 
@@ -48,14 +48,14 @@ class WaitingQueue:
         entry[3] = request.queue_entry = None
         if self._heap[0] is entry:
             heappop(self._heap)
-        self._alive -= 1
+        self.size -= 1
         self.tokens -= request.known
         left = self.programs[request.program] - 1
         if left:
             self.programs[request.program] = left
         else:
             del self.programs[request.program]
-        if len(self._heap) > 64 + 4 * self._alive:  # dead entries of a policy that re-keys often
+        if len(self._heap) > 64 + 4 * self.size:  # dead entries of a policy that re-keys often
             self._heap = [entry for entry in self._heap if entry[3] is not None]
             heapify(self._heap)
 
