@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from simcore.errors import ConfigError
-from simcore.experiments.run import build_deployment, build_policies, build_workload, oracles, play_arms
+from simcore.experiments.run import build_deployment, build_policies, build_workload, count_window, oracles, play_arms
 from simcore.experiments.statistics import METRICS, Difference, compare_metric
 from simcore.experiments.study import Arm, StudyFile
 from simcore.models.serving import RunResult
+from simcore.models.steady import Window, find_window
 from simcore.traces.workload import Workload
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Comparison:
     parting: dict[str, str]
     carriers: dict[str, pd.DataFrame]
     oracles: dict[str, list[str]]
+    windows: dict[str, Window]  # each arm's own; what counts in all of them is the latest
 
     @property
     def table(self) -> pd.DataFrame:
@@ -50,7 +53,14 @@ class Comparison:
             "first_parting_decision": self.parting,
             "oracles": self.oracles,
             "carriers": {arm: frame.to_dict("records") for arm, frame in self.carriers.items()},
+            "window": {"kind": self.file.study.window, "cut": common_cut(self.windows.values()),
+                       "of_arms": {arm: vars(window) for arm, window in self.windows.items()}},
         }
+
+
+def common_cut(windows: Iterable[Window]) -> int:
+    """The latest truncation of the arms that show a steady state: all of them count the same requests."""
+    return max((window.cut for window in windows if window.shown), default=0)
 
 
 def require_arms(file: StudyFile) -> None:
@@ -63,8 +73,9 @@ def require_arms(file: StudyFile) -> None:
                           found=file.study.compare.headline, allowed=", ".join(metric.name for metric in METRICS))
 
 
-def check(file: StudyFile, arms: list[Arm], seed: int | None = None) -> list[Workload]:
-    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line.
+def check(file: StudyFile, arms: list[Arm], seed: int | None = None, *, paired: bool = True) -> list[Workload]:
+    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line; also,
+    if they are to be `paired`, when arms have other seeds or numbers of requests than the first.
     Returns the arms' workloads under `seed` (None = their first)."""
     workloads: list[Workload] = []
     for k, arm in enumerate(arms):
@@ -78,7 +89,7 @@ def check(file: StudyFile, arms: list[Arm], seed: int | None = None) -> list[Wor
                 else workloads[alike])
         except ConfigError as error:
             raise file.located(error, arm) from None
-        if arm.study.seeds != arms[0].study.seeds or len(workloads[k]) != len(workloads[0]):
+        if paired and (arm.study.seeds != arms[0].study.seeds or len(workloads[k]) != len(workloads[0])):
             raise ConfigError(file.document.where(("compare", "vary")), "compare.vary", found=arm.label,
                               why="arms are paired by seed and request",
                               allowed="keys that change neither the seeds nor the number of requests")
@@ -93,15 +104,22 @@ def compare(
     metrics = {metric.name: metric for metric in METRICS}
     headline = file.study.compare.headline
     check(file, file.arms)
-    results = play_arms(file, file.arms, processes=processes or os.cpu_count() or 1, report=report)
-    tables = [[run.requests for run in runs] for runs in results]
+    whole = [Arm(arm.label, arm.study.model_copy(update={"window": "all"})) for arm in file.arms]
+    results = play_arms(file, whole, processes=processes or os.cpu_count() or 1, report=report)
+    labels = [arm.label for arm in file.arms]
+    windows, tables = _windowed(file, results)
     slo = file.study.limits
-    by_seed = file.study.workload.generate is not None and len(file.study.seeds) > 1
+    by_seed = len(file.study.seeds) > 1 and all(arm.study.workload.replicated_by_seed for arm in file.arms)
 
     def against(metric: str, a: int, b: int) -> Difference:
-        return compare_metric(metrics[metric], tables[a], tables[b], slo, by_seed=by_seed)
+        unsteady = [f"{labels[k]} is {windows[k].why}" for k in dict.fromkeys((a, b)) if not windows[k].shown]
+        if not unsteady:
+            return compare_metric(metrics[metric], tables[a], tables[b], slo, by_seed=by_seed)
+        alone = [against(metric, k, k).a if windows[k].shown and a != b else nan for k in (a, b)]
+        m = metrics[metric]
+        return Difference(m.name, m.label, m.unit, alone[0], alone[1], nan, nan, nan, 0, "", m.less_is_better,
+                          "; ".join(unsteady))
 
-    labels = [arm.label for arm in file.arms]
     differences = {labels[k]: [against(name, 0, k) for name in metrics] for k in range(1, len(labels))}
     judged = [next(d for d in differences[label] if d.metric == headline) for label in labels[1:]]
     values = [judged[0].a, *(d.b for d in judged)]
@@ -114,7 +132,21 @@ def compare(
         {labels[k]: _parting(results[0][0], results[k][0]) for k in range(1, len(labels))},
         {labels[k]: _carriers(tables[0][0], tables[k][0]) for k in range(1, len(labels))},
         {arm.label: found for arm in file.arms if (found := oracles(arm.study, file.folder))},
+        dict(zip(labels, windows, strict=True)),
     )
+
+
+def _windowed(file: StudyFile, results: list[list[RunResult]]) -> tuple[list[Window], list[list[pd.DataFrame]]]:
+    """Each arm's window, and the requests that count: under `window: steady` from the latest truncation of all arms on. The
+    summaries of the results become those of what counts."""
+    if file.study.window == "all":
+        return [Window("all") for _ in results], [[run.requests for run in runs] for runs in results]
+    windows = [find_window([run.requests for run in runs]) for runs in results]
+    cut = common_cut(windows)
+    for arm, window, runs in zip(file.arms, windows, results, strict=True):
+        for run in runs:
+            count_window(arm.study, run, replace(window, cut=cut if window.shown else 0))
+    return windows, [[run.requests.iloc[cut:] for run in runs] for runs in results]
 
 
 def _headline(
@@ -126,8 +158,11 @@ def _headline(
     open_ = [label for label in others if label not in beaten]
     why = next((d.why for d in best if d.why), "")
     unit = "%" if first.unit == "points" else first.unit
-    value = f"{first.label} {judged[winner - 1].b if winner else first.a:,.4g} {unit}"
-    if not open_:
+    leads = judged[winner - 1].b if winner else first.a
+    value = f"{first.label} {leads:,.4g} {unit}"
+    if leads != leads:
+        verdict = f"No policy has a {first.label}: {why}."
+    elif not open_:
         verdict = f"{labels[winner]} is best: {value}; better than {_names(beaten)} with 95% confidence."
     elif beaten:
         rest = f"the interval of its difference to {_names(open_)} includes zero"
@@ -146,6 +181,8 @@ def _sentence(d: Difference) -> str:
     unit = "%" if d.unit == "points" else d.unit
     if d.unit == "points":
         share = " points"
+    if d.difference != d.difference:
+        return f"{d.label} {_value(d.a)} -> {_value(d.b)} {unit}: {d.why}."
     text = f"{d.label} {d.a:,.4g} -> {d.b:,.4g} {unit}, {d.difference:+,.4g}{share}"
     if d.left_out:
         text += f" (without {d.left_out} requests that only one of the runs finished)"
@@ -153,6 +190,10 @@ def _sentence(d: Difference) -> str:
         return f"{text}; no interval: {d.why}."
     interval = f"95% interval {d.low:+,.4g} to {d.high:+,.4g} over {d.units} {d.method}"
     return f"{text}, {interval}{'' if d.known else ': no difference shown'}."
+
+
+def _value(value: float) -> str:
+    return "N/A" if value != value else f"{value:,.4g}"
 
 
 def _names(labels: list[str]) -> str:

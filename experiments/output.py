@@ -14,19 +14,22 @@ import yaml
 
 import simcore
 from simcore.experiments.compare import Comparison
+from simcore.experiments.run import build_deployment
 from simcore.experiments.study import Study
 from simcore.files import to_json
 from simcore.models.serving import RunResult
+from simcore.traces.workload import Workload
 
 _VERSIONED = ("simpy", "numpy", "scipy", "numba", "pandas", "pyarrow", "pydantic", "matplotlib")
 
 
 def write_run(
-    folder: Path, study: Study, result: RunResult, origin: Path, *, facts: dict[str, Any], detailed: bool, csv: bool
+    folder: Path, study: Study, result: RunResult, origin: Path, *, facts: dict[str, Any], detailed: bool, csv: bool,
+    tables: bool = True,
 ) -> None:
     """One run: `<table>.parquet` (or .csv), summary.json, config.yaml. `facts` go into the summary (capacity, notes...)."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in result.tables.items():
+    for name, table in result.tables.items() if tables else ():
         if csv:
             table.to_csv(folder / f"{name}.csv", index=False)
         else:
@@ -56,6 +59,19 @@ def write_comparison(
         table.to_parquet(folder / "comparison.parquet", index=False)
     (folder / "summary.json").write_text(to_json({**comparison.summary(), **shared(facts)}), encoding="utf-8")
     write_config(folder / "config.yaml", comparison.file.study, comparison.file.folder)
+
+
+def study_facts(study: Study, workload: Workload) -> dict[str, Any]:
+    """What goes with every result: notes on the workload, the KV pool, assumed numbers."""
+    _, capacity = build_deployment(study)
+    return {
+        "engine_version": study.engine.version,
+        "workload": {"source": workload.source.name, "licence": workload.source.licence,
+                     "notes": list(workload.source.notes), "skipped": list(workload.skipped)},
+        "kv_pool": {"num_gpu_blocks": capacity.blocks, "tokens": capacity.tokens, "estimated": capacity.estimated,
+                    "low": capacity.low, "high": capacity.high, "bytes": capacity.breakdown},
+        "assumed": study.cost_model.listed(),
+    }
 
 
 def shared(facts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from simcore.models.kv_capacity import KvCapacity, kv_capacity
 from simcore.models.llm import LlmSpec
 from simcore.models.roofline import roofline_tables
 from simcore.models.serving import Deployment, Policies, RunResult, serve
+from simcore.models.steady import Window, apply_window, find_window
 from simcore.parallel import fan_out
+from simcore.traces.clone import clone_sessions, resample_sessions
 from simcore.traces.generate import poisson
 from simcore.traces.read import SHIPPED, read
 from simcore.traces.transform import dequantise, head, slice_time, thin
@@ -37,7 +39,7 @@ class Job:
 
 
 def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
-    """Read or generate, then dequantise, slice, thin and head, as the study says. Raises ConfigError naming the key, or
+    """Read or generate, then dequantise, slice, thin, resample, clone and head, as the study says. Raises ConfigError naming the key, or
     TraceError naming the trace's file and line."""
     if config.generate is not None:
         g = config.generate
@@ -62,6 +64,12 @@ def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
     if config.thin is not None:
         with _of_key("workload.thin"):
             workload = thin(workload, config.thin, seed)
+    if config.resample:
+        with _of_key("workload.resample"):
+            workload = resample_sessions(workload, seed)
+    if config.clone is not None:
+        with _of_key("workload.clone"):
+            workload = clone_sessions(workload, config.clone, seed)
     if config.head is not None and config.head < len(workload):
         with _of_key("workload.head"):
             workload = head(workload, config.head)
@@ -151,16 +159,27 @@ def oracles(study: Study, folder: Path) -> list[str]:
     return sorted({type(policy).__name__ for policy in policies if policy.oracle})
 
 
-def play(job: Job, progress: Callable[[float], Any] | None = None) -> RunResult:
-    """Build and run one job."""
+def play(
+    job: Job, progress: Callable[[float], Any] | None = None, workload: Workload | None = None
+) -> RunResult:
+    """Build and run one job, on its workload if that was built before. Its summary is that of the study's window."""
     study = job.study
     deployment, _ = build_deployment(study)
     policies = build_policies(study, job.folder)
-    workload = build_workload(study.workload, job.folder, job.seed)
-    return serve(
-        workload, deployment, policies, slo=study.limits, usd_per_gpu_hour=study.cost.usd_per_gpu_hour, seed=job.seed,
-        horizon=study.horizon, sample_every=study.sample_every, progress=progress,
+    result = serve(
+        build_workload(study.workload, job.folder, job.seed) if workload is None else workload, deployment, policies,
+        slo=study.limits, usd_per_gpu_hour=study.cost.usd_per_gpu_hour, seed=job.seed, horizon=study.horizon,
+        sample_every=study.sample_every, progress=progress,
     )
+    count_window(study, result, Window("all") if study.window == "all" else find_window([result.requests]))
+    return result
+
+
+def count_window(study: Study, result: RunResult, window: Window) -> None:
+    """Make a run's summary that of a window."""
+    apply_window(
+        result, window, slo=study.limits, gpus=study.cluster.replicas * study.cluster.tensor_parallel_size,
+        usd_per_gpu_hour=study.cost.usd_per_gpu_hour, horizon=study.horizon)
 
 
 def play_arms(

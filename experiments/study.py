@@ -48,7 +48,8 @@ class TraceSlice(Strict):
 
 
 class WorkloadConfig(Strict):
-    """Either `trace` (a shipped trace's name, or a file) or `generate`; then in this order dequantise, slice, thin, head."""
+    """Either `trace` (a shipped trace's name, or a file) or `generate`; then in this order dequantise, slice, thin,
+    resample, clone, head."""
 
     trace: str | None = None
     format: Literal["mooncake", "azure", "csv", "jsonl"] | None = None
@@ -56,6 +57,8 @@ class WorkloadConfig(Strict):
     dequantise: Seconds | None = None
     slice: TraceSlice | None = None
     thin: Share | None = Field(None, description="share of the sessions to keep")
+    resample: bool = Field(False, description="draw as many sessions, with replacement; each seed draws others")
+    clone: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(None, description="rate, by cloning sessions")
     head: Annotated[int, Field(ge=1)] | None = Field(None, description="first requests only")
     generate: PoissonWorkload | None = None
 
@@ -64,6 +67,11 @@ class WorkloadConfig(Strict):
         if (self.trace is None) == (self.generate is None):
             raise ValueError("give either trace or generate")
         return self
+
+    @property
+    def replicated_by_seed(self) -> bool:
+        """Whether another seed is another, independent sample of the workload."""
+        return self.generate is not None or self.resample
 
 
 class ModelConfig(Strict):
@@ -136,6 +144,7 @@ class Study(Strict):
     seeds: Annotated[list[int], Field(min_length=1)] = [1]
     horizon: Seconds = Field(inf, gt=0, description="simulated time after which the run is cut")
     sample_every: Seconds = Field(1.0, ge=0, description="least time between two rows of the steps table")
+    window: Literal["all", "steady"] = Field("all", description="requests that count; steady: generated load only")
 
     @field_validator("seeds")
     @classmethod
@@ -198,23 +207,27 @@ _KEYS = {
 
 
 def read_study(
-    path: str | Path, settings: Sequence[str] = (), vary: Sequence[str] = (), goodput: Sequence[str] = ()
+    path: str | Path, settings: Sequence[str] = (), vary: Sequence[str] = (), goodput: Sequence[str] = (),
+    seeds: str | None = None,
 ) -> StudyFile:
     """Read and check a study file. `settings`: `key=value`; `vary`: `key=a,b,c` (replaces the file's); `goodput`:
-    `ttft:500 tpot:50` in ms (replaces the file's SLO). Raises ConfigError."""
+    `ttft:500 tpot:50` in ms (replaces the file's SLO); `seeds`: `1,2,3` (likewise). Raises ConfigError."""
     document = Document(Path(path))
     document.override(settings)
     if goodput:
         document.put("slo", _parse_goodput(goodput), f"--goodput {' '.join(goodput)}")
+    if seeds is not None:
+        document.put("seeds", parse_value(f"[{seeds}]", f"--seeds {seeds}"), f"--seeds {seeds}")
     if vary:
         axes = dict(_parse_vary(item) for item in vary)
         if len(axes) < len(vary):
             raise ConfigError(f"--vary {' '.join(vary)}", why="a key stands twice", allowed="all values behind one --vary")
         document.put("compare.vary", axes, f"--vary {' '.join(vary)}")
     study = document.validate(Study)
+    _check_window(study, document)
     axes = study.compare.vary
     for key, values in axes.items():
-        if key.split(".")[0] in ("slo", "compare", "name", "folder"):
+        if key.split(".")[0] in ("slo", "compare", "name", "folder", "window"):
             raise ConfigError(document.where(("compare", "vary", key)), "compare.vary", found=key,
                               allowed="keys of what is simulated; all arms are judged by the same yardstick")
         if not values:
@@ -226,12 +239,22 @@ def read_study(
         for key, value in zip(axes, chosen, strict=True):
             variant.put(key, value, document.where(("compare", "vary", key)))
         checked = variant.validate(Study)
+        _check_window(checked, document)
         label = ", ".join(_label(key, value, len(axes)) for key, value in zip(axes, chosen, strict=True))
         arms.append(Arm(label or study.name, checked))
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
         raise ConfigError(document.where(("compare", "vary")), "compare.vary", found=labels, why="a value stands twice")
     return StudyFile(Path(path), study, arms, document)
+
+
+def _check_window(study: Study, document: Document) -> None:
+    """Raises ConfigError where `window: steady` has nothing to be steady."""
+    if study.window == "steady" and (study.workload.generate is None or study.workload.generate.rate == 0):
+        why = ("nothing is cut from a finite trace" if study.workload.generate is None
+               else "all requests arrive at once, so that there is no steady state")
+        raise ConfigError(document.where(("window",)), "window", found="steady", why=why,
+                          allowed="all, or steady with workload.generate at a rate above 0")
 
 
 def _label(key: str, value: Any, axes: int) -> str:

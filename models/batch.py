@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from simcore.models.request import Request
 
@@ -14,20 +15,25 @@ class WakeAt:
     time: float
 
 
-@dataclass(slots=True)
 class Batch:
     """One step's work, in the scheduler's order. Parallel lists: request i computes `counts[i]` tokens after `before[i]`
-    computed ones; `samples[i]` says whether it yields a token. `tokens` is the sum of the counts."""
+    computed ones; `samples[i]` says whether it yields a token. `tokens` is the sum of the counts. What must happen outside
+    the scheduler stands in `effects`; `decision_seconds` is what its policies charged."""
 
-    step: int
-    requests: list[Request] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
-    tokens: int = 0
-    preempted: list[Request] = field(default_factory=list)
-    decision_seconds: float = 0.0
-    effects: tuple[WakeAt, ...] = ()
+    __slots__ = ("before", "counts", "decision_seconds", "effects", "preempted", "requests", "samples", "step", "tokens")
+
+    def __init__(
+        self, step: int, counts: Sequence[int] = (), before: Sequence[int] = (), samples: Sequence[bool] = ()
+    ) -> None:
+        self.step = step
+        self.requests: list[Request] = []
+        self.counts = list(counts)
+        self.before = list(before)
+        self.samples = list(samples)
+        self.tokens = sum(self.counts)
+        self.preempted: list[Request] = []
+        self.decision_seconds = 0.0
+        self.effects: tuple[WakeAt, ...] = ()
 
 
 @dataclass(slots=True)

@@ -48,17 +48,26 @@ class Cluster:
         self._log = log
         self._progress = progress
         self._views = [ReplicaView(replica) for replica in replicas]
+        self._names = [f"replica {replica.id}" for replica in replicas]
         self._program_arrival: dict[int, float] = {}
         self._program_last_end: dict[int, float] = {}
         self._program_live: dict[int, int] = {}  # turns that have arrived and not ended
         self._program_left = np.bincount(workload.program, minlength=workload.n_programs).tolist()
-        self._last_turn = _last_of_program(workload)
-        self._unmet = np.diff(workload.wait_offsets).tolist()  # requests that each one still waits for
+        self._columns = _Columns(workload)
+        self._unmet = list(self._columns.waits)  # requests that each one still waits for
         self._dependents = _dependents(workload)
         self._open = [i for i in range(len(workload)) if not self._unmet[i]]
         self._next_open = 0
         self._timer: Call | None = None
+        heard = [kind for p in (router, *(p for r in replicas for p in (r.scheduler.admission, r.scheduler.retention)))
+                 for kind in p.observes]
+        self._tells_starts, self._tells_ends = ProgramStarted in heard, ProgramEnded in heard
         self._router_wakes = type(router).next_wakeup is not Policy.next_wakeup
+
+    def look_ahead(self) -> float:
+        """When the next arrivals, as many as there are replicas, will have come (s); inf = no more than those are known."""
+        k = self._next_open + len(self.replicas) - 2
+        return self._columns.arrival[self._open[k]] if k < len(self._open) else inf
 
     def start(self) -> None:
         """Schedule the first arrival; the rest follow one by one, so that the event queue stays short."""
@@ -83,7 +92,7 @@ class Cluster:
         if self._next_open < len(self._open):
             i = self._open[self._next_open]
             self._next_open += 1
-            self.sim.at(max(float(self.workload.arrival[i]), self.sim.now), self._open_arrival, ARRIVAL, id=i, args=(i,))
+            self.sim.at(self._columns.arrival[i], self._open_arrival, ARRIVAL, id=i, args=(i,))
 
     def _open_arrival(self, i: int) -> None:
         self._schedule_arrival()
@@ -95,39 +104,45 @@ class Cluster:
         self.live[i] = request
         if request.program not in self._program_arrival:
             self._program_arrival[request.program] = now
-            self._tell(ProgramStarted(now, request.program))
+            if self._tells_starts:
+                self._tell(ProgramStarted(now, request.program))
         request.program_arrival = self._program_arrival[request.program]
         gap = self._gap(request)
         self._program_live[request.program] = self._program_live.get(request.program, 0) + 1
         answer = self.router.route(view_of(request, self.router), self._views, now)
-        if isinstance(answer, tuple):
-            raise PolicyError(self.router, now, f"route answered {answer!r}; prefill and decode are not separate here")
-        if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)) or not 0 <= answer < len(self.replicas):
-            raise PolicyError(self.router, now, f"route answered {answer!r}; allowed: 0 .. {len(self.replicas) - 1}")
-        replica = self.replicas[int(answer)]
+        if type(answer) is not int or not 0 <= answer < len(self.replicas):
+            answer = self._checked(answer, now)
+        replica = self.replicas[answer]
         replica.outstanding += 1
         if self._log is not None:
-            self._log(now, "replica_routing", replica.id, i, f"replica {replica.id}")
+            self._log(now, "replica_routing", replica.id, i, self._names[answer])
         if self.router.decision_seconds:
             self.sim.at(now + self.router.decision_seconds, replica.submit, ARRIVAL, id=i, args=(request, gap))
         else:
             replica.submit(request, gap)
 
+    def _checked(self, answer: Any, now: float) -> int:
+        if isinstance(answer, tuple):
+            raise PolicyError(self.router, now, f"route answered {answer!r}; prefill and decode are not separate here")
+        if isinstance(answer, bool) or not isinstance(answer, np.integer) or not 0 <= answer < len(self.replicas):
+            raise PolicyError(self.router, now, f"route answered {answer!r}; allowed: 0 .. {len(self.replicas) - 1}")
+        return int(answer)
+
     def _gap(self, request: Request) -> float:
         """Seconds since the previous turn ended: what the trace says, else by the clock; NaN if a turn still runs."""
         i, program = request.id, request.program
-        if self.workload.wait_offsets[i] == self.workload.wait_offsets[i + 1]:
+        if not self._columns.waits[i]:
             return nan if self._program_live.get(program) else self.sim.now - self._program_last_end.get(program, nan)
         return float(self.workload.gap[i])
 
     def _request(self, i: int, now: float) -> Request:
-        w = self.workload
+        w, columns = self.workload, self._columns
         kind = self._request_type
         keys: Any = kind.keys_of(w, i, self._block_size) if self._block_size and now == now else kind.no_keys
+        tool = columns.tool[i]
         return kind(
-            i, int(w.input_tokens[i]), int(w.output_tokens[i]), keys, arrival=now, priority=int(w.priority[i]),
-            program=int(w.program[i]), turn=int(w.turn[i]), tool=w.tools[w.tool[i]] if w.tool[i] >= 0 else None,
-            is_last=bool(self._last_turn[i]), last_known=w.ends_known,
+            i, columns.input_tokens[i], columns.output_tokens[i], keys, now, columns.priority[i], columns.program[i], now,
+            columns.turn[i], w.tools[tool] if tool >= 0 else None, columns.is_last[i], w.ends_known,
         )
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -168,7 +183,8 @@ class Cluster:
         if program_over:
             for replica in self.replicas:
                 replica.end_program(request.program)
-            self._tell(ProgramEnded(now, request.program))
+            if self._tells_ends:
+                self._tell(ProgramEnded(now, request.program))
         if self._progress is not None:
             self._progress(self.ended / len(self.workload))
         request.forget_work()
@@ -208,6 +224,21 @@ class Cluster:
         if Woken in self.router.observes:
             self.router.observe(Woken(self.sim.now))
         self._ask_router_wakeup()
+
+
+class _Columns:
+    """The workload's columns as lists: one element of a list costs a third of one of an array."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.arrival = workload.arrival.tolist()
+        self.input_tokens = workload.input_tokens.tolist()
+        self.output_tokens = workload.output_tokens.tolist()
+        self.priority = workload.priority.tolist()
+        self.program = workload.program.tolist()
+        self.turn = workload.turn.tolist()
+        self.tool = workload.tool.tolist()
+        self.waits = np.diff(workload.wait_offsets).tolist()
+        self.is_last = _last_of_program(workload).tolist()
 
 
 def _last_of_program(workload: Workload) -> np.ndarray:

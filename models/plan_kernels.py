@@ -39,6 +39,9 @@ SETTINGS = 11
 STEP, DELIVERED, CLOSED, TOKENS_COMPUTED, SAMPLES, LAST_TOKENS, LAST_SEQUENCES = range(7)
 COUNTERS = 7
 
+# What `commit` says beside the number of requests that ended.
+HAS_DELIVERED, HAS_CLOSED, HAS_SAMPLES, FLAGS = 1, 2, 4, 8
+
 # Clock and overheads, float64.
 STEP_OVERHEAD, SEQUENCE_OVERHEAD, BUSY, NEXT_SAMPLE, SAMPLE_EVERY = range(5)
 FLOATS = 5
@@ -139,17 +142,18 @@ def device_seconds(rows, order, n, settings, tables, features, at):
 
 @numba.njit(cache=True)
 def plan(
-    rows, order, n, settings, floats, tables, features, blocks, counters, waiting, blocked, now, decision_seconds, step_ends,
-    device,
+    rows, order, n, settings, floats, tables, features, blocks, counters, waiting, blocked, now, decision_seconds, stop_at,
+    step_ends, device,
 ):
     """End times and device seconds of the step in flight and those after it, up to the next decision; returns how many.
 
     The last planned step ends at a decision: a request finishes or uses up its quantum, blocks run short, a waiting
-    head must be looked at, a request would get nothing, or the buffers are full.
+    head must be looked at, a request would get nothing; or at a pause: `stop_at` is reached, or the buffers are full.
     """
-    for f in range(ROW_FIELDS):
-        for k in range(n):
-            rows[COPY + f, order[k]] = rows[f, order[k]]
+    for k in range(n):
+        i = order[k]
+        for f in range(QUANTUM + 1):
+            rows[COPY + f, i] = rows[f, i]
     block = settings[BLOCK]
     free = counters[FREE]
     cursor = blocks[NEXT, 0]
@@ -162,7 +166,7 @@ def plan(
         step_ends[planned] = now
         device[planned] = seconds
         planned += 1
-        stop = planned == len(step_ends) or blocked == ASK_EVERY_STEP
+        stop = planned == len(step_ends) or now >= stop_at or blocked == ASK_EVERY_STEP
         stop = stop or (blocked == NO_ROOM and chunk)
         for k in range(n):
             i = order[k]
@@ -182,9 +186,88 @@ def plan(
             cursor = blocks[NEXT, cursor]
         free -= need
         dispatch(rows, order, n, COPY)
-        for k in range(n):
-            i = order[k]
-            rows[COPY + HELD, i] = max(rows[COPY + HELD, i], -(-rows[COPY + COMPUTED, i] // block))
+        if need:
+            for k in range(n):
+                i = order[k]
+                rows[COPY + HELD, i] = max(rows[COPY + HELD, i], -(-rows[COPY + COMPUTED, i] // block))
+        if blocked < NO_ROOM and only_decodes(rows, order, n, settings, COPY):
+            return plan_decodes(
+                rows, order, n, settings, floats, tables, features, free, now, stop_at, planned, step_ends, device)
+
+
+@numba.njit(cache=True)
+def only_decodes(rows, order, n, settings, at):
+    """Whether every running request computes its one newest token in the dispatched step, and none is younger than the
+    sliding window: from there on the batch's features grow by a fixed amount a step."""
+    window = settings[WINDOW]
+    for k in range(n):
+        i = order[k]
+        if not (rows[at + COUNT, i] == 1 and rows[at + IN_FLIGHT, i]) or rows[at + COMPUTED, i] <= window:
+            return False
+    return n <= settings[BUDGET]
+
+
+@numba.njit(cache=True)
+def plan_decodes(rows, order, n, settings, floats, tables, features, free, now, stop_at, planned, step_ends, device):
+    """`plan` from a dispatched step of nothing but decodes on, with one light loop a step; the same floats in the same
+    order."""
+    block = settings[BLOCK]
+    left = NEVER  # steps until a request ends or uses up its quantum
+    kv = 0
+    for k in range(n):
+        i = order[k]
+        left = min(left, rows[COPY + TOTAL, i] - rows[COPY + KNOWN, i], rows[COPY + QUANTUM, i])
+        kv += rows[COPY + COMPUTED, i]
+        features[k + FIXED] = rows[COPY + HELD, i] * block - rows[COPY + COMPUTED, i]  # tokens that its blocks still hold
+    features[TOKENS] = features[SAMPLED] = features[SEQUENCES] = n
+    features[CHUNKS] = 0
+    features[KV_READ_WINDOW] = features[QK_PAIRS_WINDOW] = n * settings[WINDOW]
+    host = floats[STEP_OVERHEAD] + floats[SEQUENCE_OVERHEAD] * n + 0.0
+    while True:
+        features[KV_READ] = features[QK_PAIRS] = kv
+        seconds = step_time(tables, features[:FIXED])
+        now = (now + host) + seconds
+        step_ends[planned] = now
+        device[planned] = seconds
+        planned += 1
+        left -= 1
+        if left == 0 or planned == len(step_ends) or now >= stop_at:
+            return planned
+        for k in range(FIXED, FIXED + n):
+            features[k] -= 1
+            if features[k] < 0:
+                features[k] += block
+                free -= 1
+        if free < 0:
+            return planned
+        kv += n
+
+
+@numba.njit(cache=True)
+def commit_decode(rows, order, n, block, step, last, blocks, table, counters, row_blocks, row_keys):
+    """One step of nothing but decodes: complete it and, unless it is the `last`, dispatch the next; False if a request's run
+    of token steps was interrupted before it (then nothing has changed)."""
+    for k in range(n):
+        i = order[k]
+        if rows[STEPS_STOP, i] != step:
+            return False
+    for k in range(n):
+        i = order[k]
+        rows[KNOWN, i] += 1
+        rows[QUANTUM, i] -= 1
+        rows[STEPS_STOP, i] = step + 1
+        if last:
+            rows[IN_FLIGHT, i] = 0
+            continue
+        after = rows[COMPUTED, i] + 1
+        rows[COMPUTED, i] = after
+        held = rows[HELD, i]
+        if after > held * block:
+            row_blocks[i, held] = take(blocks, table, counters)
+            rows[HELD, i] = held + 1
+        if after >= rows[NEXT_HASH, i]:
+            register_full(rows, i, after, block, blocks, table, row_blocks, row_keys)
+    return True
 
 
 @numba.njit(cache=True)
@@ -245,17 +328,26 @@ def commit(
     """Complete `steps` planned steps, the first of them number `done` of the plan, each followed by the dispatch of the
     next, except the last one if `final` (a decision follows). Their ends go to `step_ends`, by step number.
 
-    Returns how many requests have their last token; their columns stand in `out[0]`, in running order. `out[1:4]`: runs of
-    token steps that were interrupted (column, start, stop), engine[CLOSED] of them. `samples`: int64[capacity, 4] (step,
+    Returns FLAGS x the number of requests that have their last token, plus flags. Those requests leave `order`; `out[:3]`
+    holds their (column, start, stop of the open run of token steps), in running order. `out[3:]`: runs of token steps that
+    were interrupted (column, start, stop), engine[CLOSED] of them. `samples`: int64[capacity, 4] (step,
     tokens, sequences, free blocks) and `sample_times`: float64[capacity, 2] (end, device seconds) of the steps to be
     sampled, engine[SAMPLES] of them; the last step of a final commit is left out. engine[DELIVERED]: tokens delivered.
     """
     engine[DELIVERED] = engine[CLOSED] = engine[SAMPLES] = 0
+    decodes = only_decodes(rows, order, n, settings, 0)
     for s in range(done, done + steps):
         tokens = 0
         sequences = 0
         step = engine[STEP]
-        for k in range(n):
+        last = final and s == done + steps - 1
+        free = counters[FREE]  # before the next step takes its blocks
+        light = decodes and commit_decode(
+            rows, order, n, settings[BLOCK], step, last, blocks, table, counters, row_blocks, row_keys)
+        if light:
+            tokens = sequences = n
+            engine[DELIVERED] += n
+        for k in range(0 if light else n):
             i = order[k]
             tokens += rows[COUNT, i]
             if rows[COUNT, i]:
@@ -268,7 +360,7 @@ def commit(
                 if rows[STEPS_STOP, i] != step:
                     if rows[STEPS_STOP, i] >= 0:
                         closed = engine[CLOSED]
-                        out[1, closed], out[2, closed], out[3, closed] = i, rows[STEPS_START, i], rows[STEPS_STOP, i]
+                        out[3, closed], out[4, closed], out[5, closed] = i, rows[STEPS_START, i], rows[STEPS_STOP, i]
                         engine[CLOSED] += 1
                     rows[STEPS_START, i] = step
                 rows[STEPS_STOP, i] = step + 1
@@ -277,25 +369,30 @@ def commit(
         engine[LAST_TOKENS] = tokens
         engine[LAST_SEQUENCES] = sequences
         floats[BUSY] += plan_device[s]
-        last = final and s == done + steps - 1
         if plan_ends[s] >= floats[NEXT_SAMPLE] and not last:
             m = engine[SAMPLES]
-            samples[m, 0], samples[m, 1], samples[m, 2], samples[m, 3] = step, tokens, sequences, counters[FREE]
+            samples[m, 0], samples[m, 1], samples[m, 2], samples[m, 3] = step, tokens, sequences, free
             sample_times[m, 0], sample_times[m, 1] = plan_ends[s], plan_device[s]
             engine[SAMPLES] += 1
             floats[NEXT_SAMPLE] = plan_ends[s] + floats[SAMPLE_EVERY]
-        if not last:
+        if light:
+            engine[TOKENS_COMPUTED] += 0 if last else n
+        elif not last:
             running_pass(rows, order, n, settings, waiting, 0)
             apply_pass(rows, order, n, settings, blocks, table, counters, row_blocks, row_keys)
             engine[TOKENS_COMPUTED] += dispatch(rows, order, n, 0)
+            decodes = only_decodes(rows, order, n, settings, 0)
     ended = 0
     if final:
         for k in range(n):
             i = order[k]
             if rows[KNOWN, i] >= rows[TOTAL, i]:
-                out[0, ended] = i
+                out[0, ended], out[1, ended], out[2, ended] = i, rows[STEPS_START, i], rows[STEPS_STOP, i]
                 ended += 1
-    return ended
+            else:
+                order[k - ended] = i
+    flags = (HAS_DELIVERED if engine[DELIVERED] else 0) + (HAS_CLOSED if engine[CLOSED] else 0)
+    return FLAGS * ended + flags + (HAS_SAMPLES if engine[SAMPLES] else 0)
 
 
 @numba.njit(cache=True)
@@ -311,8 +408,8 @@ def decide(n, waiting, rows, order, settings, blocks, table, counters, row_block
 
 @numba.njit(cache=True)
 def start(
-    n, waiting, blocked, now, decision_seconds, decided, rows, order, settings, floats, blocks, table, counters, row_blocks,
-    row_keys, engine, compute, memory, experts, features, plan_ends, plan_device,
+    n, waiting, blocked, now, decision_seconds, stop_at, decided, rows, order, settings, floats, blocks, table, counters,
+    row_blocks, row_keys, engine, compute, memory, experts, features, plan_ends, plan_device,
 ):
     """Dispatch the next step and plan from it; returns the number of steps planned. Unless the step is `decided`, its
     running pass is made first, and -1 is returned (and nothing changed) if blocks run short."""
@@ -322,12 +419,15 @@ def start(
     tables = StepTables(compute, memory, experts)
     return plan(
         rows, order, n, settings, floats, tables, features, blocks, counters, waiting, blocked, now, decision_seconds,
-        plan_ends, plan_device,
+        stop_at, plan_ends, plan_device,
     )
 
 
 @numba.njit(cache=True)
-def admit(i, keys, known, system, running, budget, rows, order, settings, blocks, table, counters, row_blocks, row_keys):
+def admit(
+    i, keys, known, total, steps_start, steps_stop, system, running, budget, rows, order, settings, blocks, table, counters,
+    row_blocks, row_keys,
+):
     """Try to admit a request with `known` tokens into column i. Returns (count, cached) with count > 0 if it was; (0, -)
     if the budget keeps it out (chunked prefill off); (-s, -) if s more blocks would be needed."""
     block = settings[BLOCK]
@@ -352,7 +452,12 @@ def admit(i, keys, known, system, running, budget, rows, order, settings, blocks
     held = -(-(cached + count) // block)
     for j in range(found, held):
         row_blocks[i, j] = take(blocks, table, counters)
+    order[running] = i
     rows[KNOWN, i] = known
+    rows[TOTAL, i] = total
+    rows[QUANTUM, i] = NEVER
+    rows[STEPS_START, i] = steps_start
+    rows[STEPS_STOP, i] = steps_stop
     rows[COMPUTED, i] = cached
     rows[HELD, i] = held
     rows[COUNT, i] = count

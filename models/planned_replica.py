@@ -38,13 +38,17 @@ class PlannedReplica(Replica):
 
     def __init__(
         self, sim: Simulation, id: int, scheduler: PlannedScheduler, executor: SimulatedExecutor,
-        on_end: Callable[[Request], None], *, boundaries: Boundaries, listeners: Listeners | None = None,
-        steps: Table | None = None, sample_every: float = inf,
+        on_end: Callable[[Request], None], *, boundaries: Boundaries, look_ahead: Callable[[], float],
+        listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
     ) -> None:
         super().__init__(
             sim, id, scheduler, executor, on_end, listeners=listeners, steps=steps, sample_every=sample_every)
         self._boundaries = boundaries
+        self._look_ahead = look_ahead  # a time from which on a plan is likely to be cut: it need not go further
         self._planned = self._done = 0
+        self._committed = 0  # steps
+        self._cut_at = -1.0  # when the plan was last cut
+        self._waiting = 0  # requests that waited when the plan was made: who comes later cuts it
         self._plan_ends = np.zeros(PLAN_STEPS)
         self._plan_device = np.zeros(PLAN_STEPS)
         self._ends = np.zeros(4 * PLAN_STEPS)  # by step number; grows
@@ -87,53 +91,73 @@ class PlannedReplica(Replica):
     def _plan(self, now: float, decision_seconds: float, *, decided: bool) -> bool:
         """Plan from here; False if blocks run short, so that the step must be decided request by request first."""
         scheduler = self.scheduler
+        self._waiting = scheduler.queue.size
         planned = kernels.start(
-            len(scheduler._running), scheduler.queue.size, scheduler.blocked, now, decision_seconds, decided,
-            *self._start_arrays)
+            len(scheduler._running), self._waiting, scheduler.blocked, now, decision_seconds, self._look_ahead(),
+            decided, *self._start_arrays)
         if planned < 0:
             return False
         self._planned = planned
         self._done = 0
+        self._cut_at = -1.0
         self.planned_steps += planned - 1
         return True
 
     def _decide(self) -> None:
-        now = self.sim.now
+        now = self.sim._now
         boundaries = self._boundaries
         boundaries.time, boundaries.id = now, DECIDES + self.id
         scheduler = self.scheduler
-        if scheduler.queue.size or scheduler.pins or self._waking or not scheduler._running:
+        if scheduler.pins or self._waking or not (scheduler._running or scheduler.queue.size):
             super()._decide()
             return
-        # Nobody waits and nobody is to be asked: the next step follows from the running requests alone.
+        # Nobody but admission is asked. What needs more than that (someone must be preempted) goes the long way.
         self._boundary_call = None
-        scheduler.now = now
-        scheduler.blocked = kernels.NOBODY_WAITS
-        if self._plan(now, scheduler._decision_seconds, decided=False):
-            scheduler._decision_seconds = 0.0
-            self._preempted = 0
-            self._await_boundary()
-        else:
+        decided = scheduler.decide_simply(now) if scheduler.queue.size else False
+        if decided is None or not self._plan(now, scheduler._decision_seconds, decided=decided):
             super()._decide()
+            return
+        scheduler._decision_seconds = 0.0
+        self._preempted = 0
+        self._await_boundary()
 
     def _await_boundary(self) -> None:
         if self._planned:
-            end = float(self._plan_ends[self._planned - 1])
-            self._boundary_call = self.sim.at(end, self._boundary, BOUNDARY, id=self.id)
+            self._boundary_call = self.sim.at(
+                self._plan_ends.item(self._planned - 1), self._boundary, BOUNDARY, id=self.id)
+
+    def submit(self, request: Request, gap: float) -> None:
+        if self._planned:
+            self._cut_now()  # before the queue grows: what ends at this very instant has not seen the newcomer
+        super().submit(request, gap)
 
     def _poke(self) -> None:
-        """Cut the plan: the next step end that is not before now becomes a decision."""
-        if not self._planned:
+        if self._planned:
+            self._cut_now()
+        else:
             super()._poke()
-            return
-        self.catch_up()
-        if self._planned > self._done + 1:
-            self._cut()
-            self._await_boundary()
 
-    def _cut(self) -> None:
-        self.planned_steps -= self._planned - self._done - 1
-        self._planned = self._done + 1
+    def _cut_now(self) -> None:
+        """Cut the plan: the next step end that is not before now becomes a decision."""
+        now = self.sim._now
+        done, planned = self._done, self._planned
+        if planned - done <= 1 or self._cut_at == now:
+            return
+        self._cut_at = now
+        ends = self._plan_ends
+        if ends[planned - 2] < now:
+            return  # the plan's last step is under way
+        k = done + int(ends[done:planned].searchsorted(now))
+        if ends[k] == now:
+            self.catch_up()  # it may have had its turn
+            if self._planned - self._done <= 1:
+                return
+        self._cut(k + 1)
+        self._await_boundary()
+
+    def _cut(self, planned: int) -> None:
+        self.planned_steps -= self._planned - planned
+        self._planned = planned
         assert self._boundary_call is not None
         self._boundary_call.cancel()
 
@@ -153,27 +177,27 @@ class PlannedReplica(Replica):
         if ends[done] == now and at.time == now and at.id >= self.id and self._planned > done + 1:
             # This step ends at this very instant and its turn has come: it is complete, and what follows is decided after
             # what else happens now, as the step-by-step path does.
-            self._cut()
+            self._cut(done + 1)
             self._boundary_call = self.sim.at(now, self._decide, BOUNDARY, id=DECIDES + self.id)
             self._complete(now)
 
     def _commit(self, steps: int, *, final: bool) -> int:
         """Apply planned steps to the arrays; returns how many requests have their last token."""
         scheduler = self.scheduler
-        counters = scheduler.counters
-        if counters[kernels.STEP] + steps > len(self._ends):
+        self._committed += steps
+        if self._committed > len(self._ends):
             self._ends = np.concatenate((self._ends, np.zeros(len(self._ends))))
             self._bind()
-        ended = kernels.commit(
-            len(scheduler._running), scheduler.queue.size, steps, final, self._done, *self._commit_arrays)
+        found = kernels.commit(
+            len(scheduler._running), self._waiting, steps, final, self._done, *self._commit_arrays)
         self._done += steps
-        if counters[kernels.CLOSED]:
+        if found & kernels.HAS_CLOSED:
             scheduler.note_interruptions()
-        if counters[kernels.SAMPLES]:
+        if found & kernels.HAS_SAMPLES:
             self._note_samples()
-        if counters[kernels.DELIVERED]:
+        if found & kernels.HAS_DELIVERED:
             self._fruitless_steps = self._fruitless_tokens = 0
-        return ended
+        return found // kernels.FLAGS
 
     def _complete(self, now: float) -> None:
         """The last planned step ends: commit up to it and let the requests that have their last token go."""
@@ -184,7 +208,7 @@ class PlannedReplica(Replica):
         ended = self._commit(self._planned - self._done, final=True)
         self._planned = self._done = 0
         finished = scheduler.finish(ended, now) if ended or scheduler._asks_limit else []
-        if now >= self._floats[kernels.NEXT_SAMPLE] and self._steps is not None:
+        if self._steps is not None and now >= self._floats[kernels.NEXT_SAMPLE]:
             counters = scheduler.counters.tolist()
             self._steps.append((
                 now, self.id, counters[kernels.STEP] - 1, float(self._plan_device[last]), counters[kernels.LAST_TOKENS],
@@ -203,13 +227,13 @@ class PlannedReplica(Replica):
             step, tokens, sequences, free = self._samples[k].tolist()
             end, device = self._sample_times[k].tolist()
             self._steps.append((
-                end, self.id, step, device, tokens, sequences, len(scheduler._running), scheduler.queue.size, free, 0))
+                end, self.id, step, device, tokens, sequences, len(scheduler._running), self._waiting, free, 0))
 
     # --- the record ---------------------------------------------------------------------------------------------------
 
     @property
     def step_ends(self) -> np.ndarray:  # type: ignore[override]
-        return self._ends[: self.scheduler.counters[kernels.STEP]]
+        return self._ends[: self._committed]
 
     @property
     def computed_tokens(self) -> int:

@@ -23,38 +23,11 @@ from simcore.models.scheduler import Scheduler
 from simcore.traces.workload import Workload
 
 
-def _live(field: int, name: str) -> property:
-    """An attribute that is read from the request's column while it runs, and from the request itself otherwise."""
-    own = getattr(Request, name)
-
-    def read(self: PlannedRequest) -> int:
-        return int(self.rows[field, self.column]) if self.column >= 0 else own.__get__(self)
-
-    def write(self: PlannedRequest, value: int) -> None:
-        if self.column >= 0:
-            self.rows[field, self.column] = value
-        else:
-            own.__set__(self, value)
-
-    return property(read, write)
-
-
 class PlannedRequest(Request):
-    """A request that can live in a column of its scheduler's arrays (`column` >= 0 while it runs)."""
+    """A request of the planned path. While it runs it lives in a column of its scheduler's arrays and is of the class
+    `InColumn`, which reads and writes there; otherwise it is a plain object, as fast as any."""
 
     __slots__ = ("column", "row_blocks", "rows")
-
-    known = _live(kernels.KNOWN, "known")
-    computed = _live(kernels.COMPUTED, "computed")
-    in_flight = _live(kernels.IN_FLIGHT, "in_flight")
-    next_hash = _live(kernels.NEXT_HASH, "next_hash")
-    chunked = _live(kernels.CHUNKED, "chunked")
-    steps_start = _live(kernels.STEPS_START, "steps_start")
-    steps_stop = _live(kernels.STEPS_STOP, "steps_stop")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.column = -1
-        super().__init__(*args, **kwargs)
 
     no_keys = np.zeros(0, dtype=np.int64)
 
@@ -62,43 +35,56 @@ class PlannedRequest(Request):
     def keys_of(workload: Workload, i: int, block_size: int) -> np.ndarray:
         return workload.block_keys(i, block_size)
 
+
+def _live(field: int) -> property:
+    def read(self: Any) -> int:
+        return int(self.rows[field, self.column])
+
+    def write(self: Any, value: int) -> None:
+        self.rows[field, self.column] = value
+
+    return property(read, write)
+
+
+class InColumn(PlannedRequest):
+    """The same object while it runs: what the kernels change is read from the arrays."""
+
+    __slots__ = ()
+
+    known = _live(kernels.KNOWN)
+    computed = _live(kernels.COMPUTED)
+    in_flight = _live(kernels.IN_FLIGHT)
+    next_hash = _live(kernels.NEXT_HASH)
+    chunked = _live(kernels.CHUNKED)
+    steps_start = _live(kernels.STEPS_START)
+    steps_stop = _live(kernels.STEPS_STOP)
+
+    @property
+    def blocks(self) -> list[int]:
+        return self.row_blocks[self.column, : self.rows[kernels.HELD, self.column]].tolist()
+
+    @blocks.setter
+    def blocks(self, value: list[int]) -> None:
+        self.row_blocks[self.column, : len(value)] = value
+        self.rows[kernels.HELD, self.column] = len(value)
+
     @property
     def capacity(self) -> int:
         """Tokens that fit in the blocks held."""
-        scheduler = self.scheduler
-        return int(self.rows[kernels.HELD, self.column]) * scheduler.settings.block_size if self.column >= 0 else 0
+        return int(self.rows[kernels.HELD, self.column]) * self.scheduler.settings.block_size
 
     @capacity.setter
     def capacity(self, value: int) -> None:
         pass  # it follows from the blocks
 
     @property
-    def blocks(self) -> list[int]:
-        if self.column < 0:
-            return Request.blocks.__get__(self)  # type: ignore[attr-defined]
-        return self.row_blocks[self.column, : self.rows[kernels.HELD, self.column]].tolist()
-
-    @blocks.setter
-    def blocks(self, value: list[int]) -> None:
-        if self.column < 0:
-            Request.blocks.__set__(self, value)  # type: ignore[attr-defined]
-        else:
-            self.row_blocks[self.column, : len(value)] = value
-            self.rows[kernels.HELD, self.column] = len(value)
-
-    @property
     def quantum(self) -> int | None:
-        if self.column < 0:
-            return Request.quantum.__get__(self)  # type: ignore[attr-defined]
         left = int(self.rows[kernels.QUANTUM, self.column])
         return left if left < NEVER >> 1 else None
 
     @quantum.setter
     def quantum(self, value: int | None) -> None:
-        if self.column < 0:
-            Request.quantum.__set__(self, value)  # type: ignore[attr-defined]
-        else:
-            self.rows[kernels.QUANTUM, self.column] = NEVER if value is None else value
+        self.rows[kernels.QUANTUM, self.column] = NEVER if value is None else value
 
 
 class PlannedScheduler(Scheduler):
@@ -125,7 +111,7 @@ class PlannedScheduler(Scheduler):
         self.row_keys = np.zeros((slots, blocks_per_row if settings.enable_prefix_caching else 0), dtype=np.int64)
         self.order = np.zeros(slots, dtype=np.int64)
         self.counters = np.zeros(kernels.COUNTERS, dtype=np.int64)
-        self.out = np.zeros((4, slots), dtype=np.int64)  # what `kernels.commit` found: columns that ended, closed runs
+        self.out = np.zeros((6, slots), dtype=np.int64)  # what `kernels.commit` found: requests that ended, closed runs
         self.blocked = kernels.NOBODY_WAITS
         self.kernel_settings = _kernel_settings(self)
         self._columns: list[PlannedRequest | None] = [None] * slots
@@ -155,6 +141,10 @@ class PlannedScheduler(Scheduler):
     def running(self, value: list[Request]) -> None:
         self._running = value
 
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self.queue.size  # who runs changes only at decisions
+
     def cached_tokens(self, request: Request) -> int:
         if not self._caching:
             return 0
@@ -163,14 +153,31 @@ class PlannedScheduler(Scheduler):
     # --- one decision -------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch:
-        self.blocked = kernels.NOBODY_WAITS
         batch = super().schedule(now)
-        if self.queue.size:
-            if len(self._running) >= self._max_running and not batch.preempted:
-                self.blocked = kernels.NO_SLOT
-            else:
-                self.blocked = kernels.ASK_EVERY_STEP if batch.preempted or self.pins else kernels.NO_ROOM
+        self._note_blocked()
+        if batch.preempted or (self.pins and self.blocked == kernels.NO_ROOM):
+            self.blocked = kernels.ASK_EVERY_STEP
         return batch
+
+    def decide_simply(self, now: float) -> bool | None:
+        """`schedule` where nothing is pinned and nobody needs to be preempted: True if a step is decided, None if it is
+        not as simple as that (nothing has changed then)."""
+        self.now = now
+        self._left = self.settings.step_budget
+        if self._running:
+            self._left = kernels.decide(len(self._running), self.queue.size, *self.arrays)
+            if self._left < 0:
+                return None
+        self._admit(None, self._left)
+        self._note_blocked()
+        return True if self._running else None
+
+    def _note_blocked(self) -> None:
+        """Why the head of the queue, if there is one, was not admitted."""
+        if not self.queue.size:
+            self.blocked = kernels.NOBODY_WAITS
+        else:
+            self.blocked = kernels.NO_SLOT if len(self._running) >= self._max_running else kernels.NO_ROOM
 
     def _continue_running(self, batch: Batch, budget: int, hold_prefills: bool) -> int:
         n = len(self._running)
@@ -190,7 +197,7 @@ class PlannedScheduler(Scheduler):
         batch.counts.clear()
         return budget
 
-    def _admit(self, batch: Batch, budget: int) -> None:
+    def _admit(self, batch: Batch | None, budget: int) -> None:
         queue, arrays = self.queue, self.arrays
         while queue.size and budget > 0:
             running = len(self._running)
@@ -198,7 +205,8 @@ class PlannedScheduler(Scheduler):
                 break
             request = queue.head()
             count, cached = kernels.admit(
-                self._free_columns[-1], request.keys, request.known, running + queue.size, running, budget, *arrays)
+                self._free_columns[-1], request.keys, request.known, request.total, request.steps_start,
+                request.steps_stop, running + queue.size, running, budget, *arrays)
             if count > 0:
                 queue.remove(request)
                 self._attach(request)
@@ -220,28 +228,28 @@ class PlannedScheduler(Scheduler):
         end; used-up quanta are asked about."""
         self.now = now
         rows = self.rows
-        finished = [self._columns[i] for i in self.out[0, :ended].tolist()]
+        columns, starts, stops = self.out[:3, :ended].tolist()
+        finished: list[Any] = [self._columns[i] for i in columns]
         if self._asks_limit:
             for request in list(self._running):
                 column = request.column  # type: ignore[attr-defined]
                 if rows[kernels.QUANTUM, column] == 0 and rows[kernels.KNOWN, column] < rows[kernels.TOTAL, column]:
                     self._quantum_used(request)
         if ended == 1:
-            self._running.remove(finished[0])  # type: ignore[arg-type]
+            self._running.remove(finished[0])
         elif ended:
             gone = set(map(id, finished))
             self._running = [request for request in self._running if id(request) not in gone]
-        if ended or self._asks_limit:
+        if self._asks_limit:
             self._write_order()
-        for request in finished:
-            assert request is not None
+        for request, start, stop in zip(finished, starts, stops, strict=True):
             self._end_turn(request)
-            self._detach(request)
-        return finished  # type: ignore[return-value]
+            self._leave_column(request, request.total, start, stop)
+        return finished
 
     def note_interruptions(self) -> None:
         """Runs of token steps that the last commit found interrupted, to the requests that they belong to."""
-        for column, start, stop in self.out[1:, : self.counters[kernels.CLOSED]].T.tolist():
+        for column, start, stop in self.out[3:, : self.counters[kernels.CLOSED]].T.tolist():
             request = self._columns[column]
             assert request is not None
             request.token_steps += (start, stop)
@@ -251,22 +259,16 @@ class PlannedScheduler(Scheduler):
     def _attach(self, request: Any) -> None:
         """The request that `kernels.admit` has put into the next free column takes it as its own."""
         column = self._free_columns.pop()
-        rows = self.rows
-        rows[kernels.TOTAL, column] = request.total
-        rows[kernels.QUANTUM, column] = NEVER
-        rows[kernels.STEPS_START, column] = request.steps_start
-        rows[kernels.STEPS_STOP, column] = request.steps_stop
-        request.rows, request.row_blocks, request.column = rows, self.row_blocks, column
-        self.order[len(self._running)] = column
+        request.rows, request.row_blocks, request.column = self.rows, self.row_blocks, column
+        request.__class__ = InColumn
         self._columns[column] = request
 
-    def _detach(self, request: Any) -> None:
+    def _leave_column(self, request: Any, known: int, start: int, stop: int) -> None:
         """The request leaves its column and takes along what it must remember."""
         column = request.column
-        known, steps_start, steps_stop = request.known, request.steps_start, request.steps_stop
-        request.column = -1
-        request.known, request.steps_start, request.steps_stop = known, steps_start, steps_stop
-        request.computed = request.in_flight = 0
+        request.__class__ = PlannedRequest
+        request.known, request.steps_start, request.steps_stop = known, start, stop
+        request.computed = request.in_flight = request.capacity = 0
         request.blocks = []
         self._columns[column] = None
         self._free_columns.append(column)
@@ -276,10 +278,10 @@ class PlannedScheduler(Scheduler):
 
     def _preempt(self, request: Request, batch: Batch | None) -> None:
         super()._preempt(request, batch)
-        self._detach(request)
+        self._leave_column(request, request.known, request.steps_start, request.steps_stop)
 
     def _give_back(self, request: Any, reuse: str = "lru") -> None:
-        if request.column >= 0:
+        if type(request) is InColumn:
             pool = self._pool
             kernels.release(
                 request.column, REUSE[reuse], pool.unhashed_first, self.rows, pool.blocks, pool.table, pool.counters,

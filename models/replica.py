@@ -50,6 +50,10 @@ class Replica:
         self._busy_seconds = 0.0
         self.outstanding = 0  # requests routed here that have not ended
         self._computed_tokens = 0
+        settings = scheduler.settings
+        chunked = settings.enable_chunked_prefill
+        self._limits = (scheduler.max_model_len, settings.block_size, scheduler.pool.usable,
+                        inf if chunked else settings.step_budget)
         self._on_end = on_end
         self._depth = 2 if scheduler.settings.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
@@ -107,16 +111,15 @@ class Replica:
             self._poke()
 
     def _never_fits(self, request: Request) -> str:
-        scheduler = self.scheduler
-        if request.input_tokens >= scheduler.max_model_len:
-            return f"prompt of {request.input_tokens} tokens; max_model_len is {scheduler.max_model_len}"
-        total = min(request.input_tokens + request.output_tokens, scheduler.max_model_len)
-        need = -(-(total - 1) // scheduler.settings.block_size)  # the last token is sampled, its KV is never written
-        if need > scheduler.pool.usable:
-            return f"needs {need} KV blocks; the replica has {scheduler.pool.usable}"
-        budget = scheduler.settings.step_budget
-        if not scheduler.settings.enable_chunked_prefill and total - 1 > budget:  # it may be recomputed whole
-            return f"{total - 1} tokens to compute at once without chunked prefill; a step computes at most {budget}"
+        longest, block, usable, budget = self._limits
+        if request.input_tokens >= longest:
+            return f"prompt of {request.input_tokens} tokens; max_model_len is {longest}"
+        total = min(request.total, longest)
+        need = -(-(total - 1) // block)  # the last token is sampled, its KV is never written
+        if need > usable:
+            return f"needs {need} KV blocks; the replica has {usable}"
+        if total - 1 > budget:  # it may be recomputed whole
+            return f"{total - 1} tokens to compute at once without chunked prefill; a step computes at most {budget:.0f}"
         return ""
 
     # --- time ---------------------------------------------------------------------------------------------------------

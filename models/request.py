@@ -25,7 +25,7 @@ class Request:
     )
 
     def __init__(
-        self, id: int, input_tokens: int, output_tokens: int, keys: list[int], *, arrival: float = 0.0, priority: int = 0,
+        self, id: int, input_tokens: int, output_tokens: int, keys: Any, arrival: float = 0.0, priority: int = 0,
         program: int | None = None, program_arrival: float | None = None, turn: int = 0, tool: str | None = None,
         is_last: bool = True, last_known: bool = False,
     ) -> None:

@@ -153,8 +153,7 @@ def serve(
     def on_end(request: Request) -> None:
         cluster.request_ended(request)
 
-    def log(now: float, kind: str, replica: int, request: int, answer: str) -> None:
-        decisions.append((now, kind, replica, request, answer))
+    note = decisions.append
 
     pairs = []
     for r in range(deployment.replicas):
@@ -169,7 +168,7 @@ def serve(
         listeners = Listeners([admission, retention, router])
         options: dict[str, Any] = {
             "max_model_len": deployment.max_model_len, "listeners": listeners,
-            "log": lambda now, kind, id, answer, r=r: log(now, kind, r, id, answer),
+            "log": lambda now, kind, id, answer, r=r: note((now, kind, r, id, answer)),
         }
         places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
         if obstacles:
@@ -178,10 +177,11 @@ def serve(
         else:
             planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(PlannedReplica(
-                sim, r, planner, deployment.executor(), on_end, boundaries=boundaries, **places))
+                sim, r, planner, deployment.executor(), on_end, boundaries=boundaries,
+                look_ahead=lambda: cluster.look_ahead(), **places))
     cluster = Cluster(
         sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
-        request_type=Request if obstacles else PlannedRequest, log=log, progress=progress)
+        request_type=Request if obstacles else PlannedRequest, log=lambda *row: note(row), progress=progress)
     cluster.start()
     try:
         sim.run_until(horizon)

@@ -52,9 +52,11 @@ def step_time(tables: StepTables, features: np.ndarray) -> float:
     for op in range(tables.compute.shape[0]):
         compute = 0.0
         memory = 0.0
-        for k in range(COLUMNS):
-            compute += tables.compute[op, k] * x[k]
-            memory += tables.memory[op, k] * x[k]
+        for k in range(COLUMNS):  # most entries are 0, and adding 0 changes no bit
+            if tables.compute[op, k] != 0.0:
+                compute += tables.compute[op, k] * x[k]
+            if tables.memory[op, k] != 0.0:
+                memory += tables.memory[op, k] * x[k]
         total += max(compute, memory)
     return total
 

@@ -101,10 +101,22 @@ class Simulation(simpy.Environment):
             raise ValueError(f"cannot run until {horizon!r}: now is {self._now!r}")
         queue, step = self._queue, self.step
         while queue:
-            if queue[0][0] > horizon and not (type(queue[0][3]) is Call and queue[0][3].fn is None):
+            time, _, _, entry = queue[0]
+            if type(entry) is not Call:
+                if time > horizon:
+                    self._now = horizon
+                    return
+                step()
+                continue
+            fn = entry.fn
+            if fn is not None and time > horizon:
                 self._now = horizon
                 return
-            step()  # a cancelled call beyond the horizon falls out here: it must not look like work that was cut
+            heappop(queue)  # a cancelled call beyond the horizon falls out: it must not look like work that was cut
+            if fn is not None:
+                self._now = time
+                self.events += 1
+                fn(*entry.args)
 
     @staticmethod
     def _succeed_now(event: simpy.Event) -> None:

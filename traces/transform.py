@@ -1,4 +1,4 @@
-"""Workloads from workloads: spread ticks, cut, thin. Each transform says in the notes what it did."""
+"""Workloads from workloads: spread ticks, cut, thin, compress. Each transform says in the notes what it did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dequantise(workload: Workload, tick_seconds: float, seed: int) -> Workload:
 
     Requests that wait for others are left as they are. Raises TraceError when tick_seconds is not above 0.
     """
-    _demand(workload, 0 < tick_seconds < np.inf, "tick_seconds", tick_seconds, "a finite time above 0")
+    demand(workload, 0 < tick_seconds < np.inf, "tick_seconds", tick_seconds, "a finite time above 0")
     own = np.flatnonzero(np.isfinite(workload.arrival))
     at = workload.arrival[own]
     ticks, tick_of = np.unique(at, return_inverse=True)
@@ -27,7 +27,7 @@ def dequantise(workload: Workload, tick_seconds: float, seed: int) -> Workload:
     arrival = workload.arrival.copy()
     last = np.maximum(np.nextafter(end[tick_of], -np.inf), at)  # rounding must not reach the next tick
     arrival[own] = np.minimum(spread, last)
-    return _noted(
+    return noted(
         replace(workload, arrival=arrival), f"arrivals spread over their {tick_seconds:g} s ticks (uniform, seed {seed})"
     )
 
@@ -37,15 +37,15 @@ def slice_time(workload: Workload, start: float, end: float) -> Workload:
 
     A request that waits for others stays when all of them stay. Raises TraceError when nothing stays.
     """
-    _demand(workload, 0 <= start < end, "start, end", (start, end), "0 <= start < end")
+    demand(workload, 0 <= start < end, "start, end", (start, end), "0 <= start < end")
     stays = (workload.arrival >= start) & (workload.arrival < end)
     depends = np.diff(workload.wait_offsets) > 0
     for row in np.flatnonzero(depends).tolist():  # they wait for earlier rows only, so one pass settles all
         stays[row] = stays[workload.waits(row)].all()
-    _demand(workload, stays.any(), "start, end", (start, end), "a time in which requests arrive")
+    demand(workload, stays.any(), "start, end", (start, end), "a time in which requests arrive")
     begun = np.intersect1d(workload.program[workload.arrival < start], workload.program[stays])
     cut = workload.take(np.flatnonzero(stays))
-    return _noted(
+    return noted(
         replace(cut, arrival=cut.arrival - start),
         f"cut to {start:g} .. {end:g} s, time from 0: {len(cut)} of {len(workload)} requests; "
         f"{int((depends & ~stays).sum())} left out because they wait for one that was cut away; "
@@ -55,9 +55,9 @@ def slice_time(workload: Workload, start: float, end: float) -> Workload:
 
 def head(workload: Workload, n: int) -> Workload:
     """The first n requests (all, if there are fewer); what a request waits for stands before it and stays too."""
-    _demand(workload, n >= 1, "n", n, "at least 1")
+    demand(workload, n >= 1, "n", n, "at least 1")
     kept = min(n, len(workload))
-    return _noted(workload.take(np.arange(kept)), f"first {kept} of {len(workload)} requests")
+    return noted(workload.take(np.arange(kept)), f"first {kept} of {len(workload)} requests")
 
 
 def thin(workload: Workload, fraction: float, seed: int) -> Workload:
@@ -65,11 +65,11 @@ def thin(workload: Workload, fraction: float, seed: int) -> Workload:
 
     Raises TraceError when nothing stays, or when a request that stays waits for one of a program that does not.
     """
-    _demand(workload, 0 < fraction <= 1, "fraction", fraction, "above 0, at most 1")
+    demand(workload, 0 < fraction <= 1, "fraction", fraction, "above 0, at most 1")
     keep = np.array([uniform(seed, "thin", p) < fraction for p in range(workload.n_programs)], dtype=bool)
     rows = np.flatnonzero(keep[workload.program])
-    _demand(workload, len(rows) > 0, "fraction", fraction, "one that leaves at least one session")
-    return _noted(
+    demand(workload, len(rows) > 0, "fraction", fraction, "one that leaves at least one session")
+    return noted(
         workload.take(rows),
         f"thinned to {fraction:g} by whole sessions (seed {seed}): {int(keep.sum())} of {len(keep)} sessions, "
         f"{len(rows)} of {len(workload)} requests",
@@ -77,25 +77,28 @@ def thin(workload: Workload, fraction: float, seed: int) -> Workload:
 
 
 def scale_rate(workload: Workload, factor: float, seed: int) -> Workload:
-    """The workload at `factor` times its rate, by thinning; pauses inside sessions stay as they were."""
-    _demand(workload, 0 < factor <= 1, "factor", factor, "above 0, at most 1 (compress squeezes time, and warns)")
-    return thin(workload, factor, seed)
+    """The workload at `factor` times its rate, by thinning or cloning; pauses inside sessions stay as they were."""
+    from simcore.traces.clone import clone_sessions
+
+    return thin(workload, factor, seed) if factor <= 1 else clone_sessions(workload, factor, seed)
 
 
 def compress(workload: Workload, factor: float) -> Workload:
     """Divide arrival times by `factor` (gaps of requests that wait for others are tool and think time, and stay)."""
-    _demand(workload, 0 < factor < np.inf, "factor", factor, "a finite number above 0")
-    return _noted(
+    demand(workload, 0 < factor < np.inf, "factor", factor, "a finite number above 0")
+    return noted(
         replace(workload, arrival=workload.arrival / factor),
         f"warning: time compressed by {factor:g}: pauses between the turns of a session shrink with it, so caches and "
         "queues see other sessions than were recorded",
     )
 
 
-def _noted(workload: Workload, note: str) -> Workload:
+def noted(workload: Workload, note: str) -> Workload:
+    """The workload, checked, with one more note."""
     return replace(workload, source=workload.source.noted(note)).check()
 
 
-def _demand(workload: Workload, ok: bool | np.bool_, key: str, found: object, allowed: str) -> None:
+def demand(workload: Workload, ok: bool | np.bool_, key: str, found: object, allowed: str) -> None:
+    """TraceError naming the argument `key`, unless `ok`."""
     if not ok:
         raise TraceError(workload.source.name, key, found=found, allowed=allowed)

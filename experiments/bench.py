@@ -1,0 +1,339 @@
+"""Speed of the simulator itself on fixed workloads: what `simcore bench` measures and prints (docs/speed.md).
+
+All times are CPU seconds of this process, all threads, least of the repeats; the garbage collector runs as in any program.
+"""
+
+from __future__ import annotations
+
+import json as json_lines
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from math import inf
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import simcore
+from simcore.errors import ConfigError
+from simcore.experiments import peers
+from simcore.experiments.output import write_run
+from simcore.experiments.report import number
+from simcore.experiments.run import build_deployment, build_policies
+from simcore.experiments.study import Study
+from simcore.files import to_json, write_whole
+from simcore.models.decision_points import Admission, Refuse, ReplicaRouting
+from simcore.models.serving import RunResult, serve
+from simcore.models.views import Engine, ReplicaView, Turn
+from simcore.traces.read import read
+from simcore.traces.transform import head
+from simcore.traces.workload import Source, Workload, build
+
+ALLOWED = "W1-N-O, W2-N (N requests, O output tokens; N as 500 or 10k), W4, W4-16"
+TIMEOUTS = 300_000  # of the bare SimPy loop
+WARM_UP = 200  # requests played first: kernels are loaded, imports done
+MEMORY_SIZES = (10_000, 50_000)  # requests of the two runs whose peaks are compared
+PARTS = ("requests_per_cpu_second", "with_tables", "with_python_policies")
+
+# The peer's engine when nothing is said (MockEngineArgs of ai-dynamo 1.4.2): 16,384 blocks, here of 512 tokens. That is
+# more KV than a GPU holds, so W4 measures speed alone. W4-16 has the same tokens in blocks of 16.
+_W4_TOKENS = 16_384 * 512
+_W4_BUDGET = 8_192
+Path_ = Literal["planned", "step-by-step"]
+
+
+# --- the workloads --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One workload and the engines that serve it: Llama-3.1-8B in bf16, each on one H100, routed round-robin."""
+
+    name: str
+    replicas: int
+    engine: dict[str, Any]  # EngineSettings that differ from vLLM's defaults
+    requests: int = 0  # 0: the shipped Mooncake trace, as it is
+    rate: float = 0.0  # requests/s; 0 = all at t = 0
+    input_tokens: int = 512
+    output_tokens: int = 128
+
+    @property
+    def generated(self) -> bool:
+        return self.requests > 0
+
+    def workload(self) -> Workload:
+        if not self.generated:
+            return read("mooncake-conversation")
+        n, blocks = self.requests, -(-self.input_tokens // 512)
+        first = np.arange(n, dtype=np.int64) * blocks  # ids of 512-token blocks that nobody shares, as in the export
+        return build(
+            arrival=np.array([t for _, t, _, _ in rows(n, self.rate, self.input_tokens, self.output_tokens)]),
+            input_tokens=np.full(n, self.input_tokens), output_tokens=np.full(n, self.output_tokens), block_tokens=512,
+            known_tokens=np.full(n, self.input_tokens), runs=(np.arange(n + 1), first, first + blocks - 1),
+            source=Source(self.name, notes=(f"generated: {n} requests at {self.rate:g}/s, seed 1",)),
+        )
+
+    def study(self, **policies: str) -> Study:
+        return Study.model_validate({
+            "name": self.name, "workload": {"trace": "mooncake-conversation" if not self.generated else f"{self.name}.jsonl"},
+            "model": "llama-3.1-8b", "cluster": {"replicas": self.replicas, "gpu": "h100-sxm"}, "engine": self.engine,
+            "policies": policies,
+        })
+
+
+def find(name: str) -> Bench:
+    """The workload of that name. Raises ConfigError."""
+    size = r"(?P<n>[1-9]\d*k?)"
+    found = re.fullmatch(rf"W1-{size}-(?P<o>[1-9]\d*)|W2-(?P<m>[1-9]\d*k?)", name)
+    if found:
+        count = found["n"] or found["m"]
+        n = int(count.removesuffix("k")) * (1000 if count.endswith("k") else 1)
+        engine = {"block_size": 16, "num_gpu_blocks": 28_000, "max_num_seqs": 256, "max_num_batched_tokens": 2_048,
+                  "enable_prefix_caching": False}
+        return Bench(name, 1, engine, n, 8.0 if found["n"] else 0.0, output_tokens=int(found["o"] or 128))
+    if name in ("W4", "W4-16"):
+        block = 512 if name == "W4" else 16
+        return Bench(name, 8, {"block_size": block, "num_gpu_blocks": _W4_TOKENS // block, "max_num_seqs": 256,
+                               "max_num_batched_tokens": _W4_BUDGET, "enable_prefix_caching": True})
+    raise ConfigError("--workloads", found=name, allowed=ALLOWED)
+
+
+def rows(n: int, rate: float = 8.0, isl: int = 512, osl: int = 128, seed: int = 1) -> Iterator[tuple[int, float, int, int]]:
+    """(number, arrival s, input tokens, output tokens) of each request. Python's own generator, so that the peers' files
+    can be made without this project."""
+    r, t = random.Random(seed), 0.0
+    for i in range(n):
+        yield i, t, isl, osl
+        t += r.expovariate(rate) if rate > 0 else 0.0
+
+
+# --- a user's own policies ------------------------------------------------------------------------------------------
+
+
+class LeastOutstanding(ReplicaRouting):
+    """Reads live views of every replica at every request, as a user's own router would."""
+
+    def route(self, turn: Turn, replicas: Sequence[ReplicaView], now: float) -> int:
+        return min(replicas, key=lambda replica: (replica.outstanding, -replica.free_blocks, replica.id)).id
+
+
+class PriorityThenArrival(Admission):
+    """First come, first served (no workload here has priorities), but decided in Python at every request."""
+
+    def __init__(self, most_waiting: float = inf) -> None:
+        self.most_waiting = most_waiting
+
+    def accept(self, turn: Turn, engine: Engine) -> Refuse | None:
+        return Refuse("queue is full") if engine.num_waiting >= self.most_waiting else None
+
+    def key(self, turn: Turn, now: float) -> tuple:
+        return (turn.priority, turn.arrival)
+
+
+OWN_POLICIES = {
+    "replica_routing": f"{__name__}:{LeastOutstanding.__name__}", "admission": f"{__name__}:{PriorityThenArrival.__name__}",
+}
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+def measure(bench: Bench, *, repeat: int = 3, path: Path_ = "planned") -> dict[str, Any]:
+    """Speed of one workload; the keys are explained in docs/speed.md. Rates are per CPU-second."""
+    workload = bench.workload()
+    few = head(workload, min(WARM_UP, len(workload)))
+    for policies in ({}, OWN_POLICIES):
+        _play(bench, few, policies, path)
+    timeouts, speeds = [], {part: [] for part in PARTS}
+    facts: dict[str, Any] = {}
+    for _ in range(repeat):
+        timeouts.append(simpy_timeouts(TIMEOUTS))
+        loop, whole, facts = _play(bench, workload, {}, path)
+        own, _, _ = _play(bench, workload, OWN_POLICIES, path, tables=False)
+        for part, seconds in zip(PARTS, (loop, whole, own), strict=True):
+            speeds[part].append(len(workload) / seconds)
+    best = {part: max(found) for part, found in speeds.items()}
+    per_request = facts["output_tokens"] / len(workload)
+    small_and_large = _memory_growth(bench, path) if bench.rate else {"bytes_per_request": None, "table_bytes_per_request": None}
+    return {
+        "requests": len(workload), **best,
+        "requests_per_simpy_timeout": best["requests_per_cpu_second"] / max(timeouts),
+        "simpy_timeouts_per_cpu_second": max(timeouts),
+        "output_tokens_per_cpu_second": best["requests_per_cpu_second"] * per_request,
+        **facts, **small_and_large, "repeat": repeat,
+    }
+
+
+def _play(
+    bench: Bench, workload: Workload, policies: dict[str, str], path: Path_, *, tables: bool = True
+) -> tuple[float, float, dict[str, Any]]:
+    """CPU seconds of the loop, CPU seconds with frames, summary and Parquet, and what the run says of itself. Only numbers
+    leave: a result kept alive would make the next run's garbage collections dearer."""
+    study = bench.study(**policies)
+    deployment, _ = build_deployment(study)
+    with tempfile.TemporaryDirectory() as folder:
+        made = build_policies(study, Path(folder))
+        begun = time.process_time()
+        result = serve(workload, deployment, made, sample_every=study.sample_every, path=path)
+        if tables:
+            write_run(Path(folder), study, result, Path(folder), facts={}, detailed=False, csv=False)
+        whole = time.process_time() - begun
+    return result.speed["cpu_seconds"], whole, _facts(result)
+
+
+def _facts(result: RunResult) -> dict[str, Any]:
+    kept = ("decisions_per_request", "steps_per_request", "planned_share", "path", "why_not_planned")
+    return {"completed": result.summary["completed"], "output_tokens": result.summary["total_output_tokens"],
+            "simulated_seconds": result.summary["duration"], **{key: result.speed[key] for key in kept}}
+
+
+def simpy_timeouts(count: int) -> float:
+    """Timeouts per CPU-second of a bare SimPy loop: one process that yields them one by one."""
+    import simpy
+
+    def clock(env: simpy.Environment) -> Iterator[simpy.Event]:
+        for _ in range(count):
+            yield env.timeout(1.0)
+
+    env = simpy.Environment()
+    env.process(clock(env))
+    begun = time.process_time()
+    env.run()
+    return count / (time.process_time() - begun)
+
+
+def _memory_growth(bench: Bench, path: Path_) -> dict[str, float | None]:
+    """Bytes a further request costs, from the peaks of two runs of different length, each in a fresh process."""
+    small = min(bench.requests, MEMORY_SIZES[0])
+    sizes = (small, small * MEMORY_SIZES[1] // MEMORY_SIZES[0])
+    (peak, tables), (large_peak, large_tables) = (_probe(f"W1-{n}-{bench.output_tokens}", path) for n in sizes)
+    more = sizes[1] - sizes[0]
+    of_tables = (large_tables - tables) / more
+    total = (large_peak - peak) / more if peak and large_peak else None  # 0: this system does not tell
+    return {"bytes_per_request": total - of_tables if total is not None else None, "table_bytes_per_request": of_tables}
+
+
+def _probe(name: str, path: Path_) -> tuple[int, int]:
+    code = f"from simcore.experiments.bench import print_memory; print_memory({name!r}, {path!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    peak, tables = json_lines.loads(ran.stdout)
+    return peak, tables
+
+
+def print_memory(name: str, path: Path_) -> None:
+    """[peak resident bytes of this process, bytes of the result tables (texts counted as pointers)] of one run."""
+    bench = find(name)
+    study = bench.study()
+    deployment, _ = build_deployment(study)
+    result = serve(bench.workload(), deployment, build_policies(study, Path.cwd()), path=path)
+    tables = sum(int(table.memory_usage(index=False).sum()) for table in result.tables.values())
+    # Not getrusage: Linux carries its ru_maxrss through exec, so a child would report the peak of its parent.
+    status = Path("/proc/self/status")
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    print(to_json([int(peak[1]) * 1024 if peak else 0, tables]))
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count(),
+        "python": platform.python_version(), "simcore": simcore.__version__,
+        **{name: metadata.version(name) for name in ("numpy", "numba", "simpy", "pandas", "pyarrow")},
+    }
+
+
+# --- the command and what it shows ----------------------------------------------------------------------------------
+
+
+def run_bench(
+    workloads: str, *, repeat: int = 3, path: str = "planned", json: Path | None = None, export: Path | None = None,
+    dynosim: Path | None = None, page: Path | None = None,
+) -> dict[str, Any]:
+    """Measure the named workloads one after the other. `export`: also write them for the peers; `dynosim`: a Python that
+    has ai-dynamo, to play the very same files; `page`: put the table between the marks of this file. Raises ConfigError."""
+    if path not in ("planned", "step-by-step"):
+        raise ConfigError("--path", found=path, allowed="planned, step-by-step")
+    chosen = [find(name.strip()) for name in workloads.split(",")]
+    if dynosim is not None and not dynosim.is_file():
+        raise ConfigError("--dynosim", found=str(dynosim), allowed="the path of a Python that has ai-dynamo")
+    before = page.read_text(encoding="utf-8") if page else ""
+    if page and not (peers.BEGIN in before and peers.END in before):
+        raise ConfigError("--page", found=str(page), allowed=f"a file with the lines {peers.BEGIN} and {peers.END}")
+    console = Console(stderr=str(json) == "-", width=None if sys.stdout.isatty() else 140)
+    if export:
+        for bench in chosen:
+            peers.export(bench.name, bench.workload(), export)
+            console.print(peers.commands(bench, export), highlight=False, soft_wrap=True)
+    results: dict[str, Any] = {}
+    beside: dict[str, dict[str, float]] = {}
+    for bench in chosen:
+        with console.status(f"{bench.name}, {repeat} times"):
+            results[bench.name] = measure(bench, repeat=repeat, path=path)  # type: ignore[arg-type]
+            if dynosim:
+                beside.setdefault("DynoSim", {})[bench.name] = peers.dynosim_rate(dynosim, bench, repeat)
+    results["machine"] = machine()
+    if beside:
+        results["peers"] = beside
+    console.print(terminal(results, beside))
+    if page:
+        write_whole(page, peers.between_marks(before, markdown(results, beside)))
+    if str(json) == "-":
+        print(to_json(results), end="")
+    elif json is not None:
+        write_whole(json, to_json(results))
+    return results
+
+
+def _columns(results: dict[str, Any], beside: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and one line of texts a workload."""
+    headings = ["Workload", "Requests / CPU-s", "with tables", "Python policies", "per SimPy timeout", "Output tokens / CPU-s",
+                "Steps / request", "Planned", "KB / request"]
+    for peer in beside:
+        headings += [f"{peer}, requests / s", f"simcore / {peer}"]
+    lines = []
+    for name, r in results.items():
+        if name in ("machine", "peers"):
+            continue
+        memory = r["bytes_per_request"]
+        line = [name, *(f"{r[part]:,.0f}" for part in PARTS), f"{r['requests_per_simpy_timeout']:.4f}",
+                f"{r['output_tokens_per_cpu_second']:,.0f}", number(r["steps_per_request"]),
+                f"{100 * r['planned_share']:.1f}%", "" if memory is None else f"{memory / 1000:.1f}"]
+        for rates in beside.values():
+            rate = rates.get(name)
+            line += [f"{rate:,.0f}", f"{r['requests_per_cpu_second'] / rate:.2f}"] if rate else ["", ""]
+        lines.append(line)
+    return headings, lines
+
+
+def terminal(results: dict[str, Any], beside: dict[str, dict[str, float]]) -> Table:
+    headings, lines = _columns(results, beside)
+    table = Table(title=f"simcore bench | {_machine_line(results['machine'])}", title_justify="left")
+    for k, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if k else "left")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def markdown(results: dict[str, Any], beside: dict[str, dict[str, float]]) -> str:
+    """The table of docs/speed.md. `beside`: peer -> workload -> requests per second, measured in the same run."""
+    headings, lines = _columns(results, beside)
+    table = [headings, ["---", *["---:"] * (len(headings) - 1)], *lines]
+    body = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    paths = {r["path"] for name, r in results.items() if name not in ("machine", "peers")}
+    return f"{_machine_line(results['machine'])}; {', '.join(sorted(paths))} path.\n\n{body}\n"
+
+
+def _machine_line(m: dict[str, Any]) -> str:
+    return (f"simcore {m['simcore']}, Python {m['python']}, numpy {m['numpy']}, numba {m['numba']}, "
+            f"{m['cores']} cores ({m['machine']})")
