@@ -160,7 +160,7 @@ class Cluster:
         runs = request.step_runs()
         if runs:
             self.token_steps[request.id] = runs
-            request.first_token = float(self.replicas[request.replica].step_ends[runs[0]])
+            request.first_token = self.replicas[request.replica].step_end(runs[0])
         self._table.append((
             request.id, request.program, request.turn, request.replica, status, reason, request.priority,
             request.input_tokens, request.output_tokens, request.generated, request.cached_first, request.cached_all,

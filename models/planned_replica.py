@@ -38,13 +38,13 @@ class PlannedReplica(Replica):
 
     def __init__(
         self, sim: Simulation, id: int, scheduler: PlannedScheduler, executor: SimulatedExecutor,
-        on_end: Callable[[Request], None], *, boundaries: Boundaries, look_ahead: Callable[[], float],
+        on_end: Callable[[Request], None], *, boundaries: Boundaries,
         listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
     ) -> None:
         super().__init__(
             sim, id, scheduler, executor, on_end, listeners=listeners, steps=steps, sample_every=sample_every)
         self._boundaries = boundaries
-        self._look_ahead = look_ahead  # a time from which on a plan is likely to be cut: it need not go further
+        self.look_ahead: Callable[[], float] = _no_end  # from when on a plan is likely to be cut: it need not go further
         self._planned = self._done = 0
         self._committed = 0  # steps
         self._cut_at = -1.0  # when the plan was last cut
@@ -93,7 +93,7 @@ class PlannedReplica(Replica):
         scheduler = self.scheduler
         self._waiting = scheduler.queue.size
         planned = kernels.start(
-            len(scheduler._running), self._waiting, scheduler.blocked, now, decision_seconds, self._look_ahead(),
+            len(scheduler._running), self._waiting, scheduler.blocked, now, decision_seconds, self.look_ahead(),
             decided, *self._start_arrays)
         if planned < 0:
             return False
@@ -235,6 +235,9 @@ class PlannedReplica(Replica):
     def step_ends(self) -> np.ndarray:  # type: ignore[override]
         return self._ends[: self._committed]
 
+    def step_end(self, step: int) -> float:
+        return self._ends.item(step)
+
     @property
     def computed_tokens(self) -> int:
         return int(self.scheduler.counters[kernels.TOKENS_COMPUTED])
@@ -242,3 +245,7 @@ class PlannedReplica(Replica):
     @property
     def busy_seconds(self) -> float:
         return float(self._floats[kernels.BUSY])
+
+
+def _no_end() -> float:
+    return inf

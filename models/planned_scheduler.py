@@ -65,7 +65,8 @@ class InColumn(PlannedRequest):
 
     @blocks.setter
     def blocks(self, value: list[int]) -> None:
-        self.row_blocks[self.column, : len(value)] = value
+        if value:
+            self.row_blocks[self.column, : len(value)] = value
         self.rows[kernels.HELD, self.column] = len(value)
 
     @property

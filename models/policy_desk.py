@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcore.errors import PolicyError
 from simcore.models.decision_points import Admission, Extend, Pin, Policy, Refuse, Release, Retention, Room, Swap, Unpin
-from simcore.models.facts import Fact, Listeners, PinDropped, TurnEnded, Woken
+from simcore.models.facts import Admitted, Fact, Listeners, PinDropped, Preempted, TurnArrived, TurnEnded, Woken
 from simcore.models.request import Request
 from simcore.models.views import Engine, Pinned, Running, Turn
 from simcore.models.waiting_queue import WaitingQueue
@@ -55,6 +55,9 @@ class PolicyDesk:
         self._listeners = listeners or Listeners()
         self._log = log
         self._decision_seconds = 0.0
+        heard = self._listeners.wants
+        self._hears_arrived, self._hears_admitted, self._hears_ended = heard(TurnArrived), heard(Admitted), heard(TurnEnded)
+        self._hears_preempted, self._hears_dropped = heard(Preempted), heard(PinDropped)
         self._asks_accept = type(admission).accept is not Admission.accept
         self._asks_key = type(admission).key is not Admission.key
         self._asks_victim = type(admission).victim is not Admission.victim
@@ -122,17 +125,19 @@ class PolicyDesk:
         if request.state == "running":
             request.service += now - request.running_since
         request.state = "finished"
-        pin = self.pins.get(request.program)
-        if pin is not None and pin.consumed == "turn_end":
-            self._drop_pin(request.program, "consumed")
-        if self._listeners.wants(TurnEnded):
+        if self.pins:
+            pin = self.pins.get(request.program)
+            if pin is not None and pin.consumed == "turn_end":
+                self._drop_pin(request.program, "consumed")
+        if self._hears_ended:
             self._tell(TurnEnded(now, request.id, request.program, request.service))
-        answer: Any
         if not self._asks_turn_end or not request.blocks:
-            answer = _RELEASE
-        else:
-            answer = self.retention.at_turn_end(view_of(request, self.retention), self.engine)
-            self._charge(self.retention)
+            self._give_back(request, "lru")
+            self._note("retention", request.id, "lru")
+            request.blocks = []
+            return
+        answer: Any = self.retention.at_turn_end(view_of(request, self.retention), self.engine)
+        self._charge(self.retention)
         if isinstance(answer, Release):
             if answer.reuse not in ("lru", "first", "never"):
                 raise PolicyError(self.retention, now, f"at_turn_end answered {answer!r}; allowed: lru, first, never")
@@ -206,7 +211,7 @@ class PolicyDesk:
         pin = self.pins.pop(program)
         self.pool.give_back(pin.blocks)
         self._note("unpin", program, cause)
-        if self._listeners.wants(PinDropped):
+        if self._hears_dropped:
             self._tell(PinDropped(self.now, program, cause))
 
     def end_program(self, program: int, now: float) -> bool:
@@ -264,9 +269,6 @@ class PolicyDesk:
         if isinstance(answer, Swap):
             raise PolicyError(self.retention, self.now, f"{method} answered {answer!r}; this engine has no lower tier")
         raise PolicyError(self.retention, self.now, f"{method} answered {answer!r}; allowed: {allowed}")
-
-
-_RELEASE = Release()
 
 
 def view_of(request: Request, policy: Policy) -> Running:

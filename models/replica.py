@@ -78,6 +78,9 @@ class Replica:
         """End time of each step (s); token times of requests point here."""
         return self._step_ends
 
+    def step_end(self, step: int) -> float:
+        return self._step_ends[step]
+
     @property
     def busy_seconds(self) -> float:
         """Device time of the completed steps."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf, isnan
+from math import inf
 
 from simcore.models.batch import Batch, Outcomes, WakeAt
 from simcore.models.block_pool import BlockPool
@@ -53,7 +53,7 @@ class Scheduler(PolicyDesk):
         request.total = min(request.input_tokens + request.output_tokens, self.max_model_len)
         request.queued = now
         self._enqueue(request)
-        if self._listeners.wants(TurnArrived):
+        if self._hears_arrived:
             self._tell(TurnArrived(now, request.id, request.program, gap, request.tool))
 
     @property
@@ -202,7 +202,7 @@ class Scheduler(PolicyDesk):
         request.chunked = False
         if batch is not None:
             batch.preempted.append(request)
-        if self._listeners.wants(Preempted):
+        if self._hears_preempted:
             self._tell(Preempted(self.now, request.id, request.program))
         self._enqueue(request)
 
@@ -260,7 +260,7 @@ class Scheduler(PolicyDesk):
 
     def _start_running(self, request: Request, cached: int) -> None:
         now = self.now
-        if isnan(request.admitted):
+        if not request.admitted == request.admitted:  # NaN: the first time
             request.admitted = now
             request.cached_first = cached
         request.cached_all += cached
@@ -271,7 +271,7 @@ class Scheduler(PolicyDesk):
         pin = self.pins.get(request.program)
         if pin is not None and pin.consumed == "admission":
             self._drop_pin(request.program, "consumed")
-        if self._listeners.wants(Admitted):
+        if self._hears_admitted:
             wait = now - request.queued_since
             self._tell(Admitted(now, request.id, request.program, wait, pin is not None, cached, resumed))
         if self._asks_limit:

@@ -177,11 +177,14 @@ def serve(
         else:
             planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(PlannedReplica(
-                sim, r, planner, deployment.executor(), on_end, boundaries=boundaries,
-                look_ahead=lambda: cluster.look_ahead(), **places))
+                sim, r, planner, deployment.executor(), on_end, boundaries=boundaries, **places))
     cluster = Cluster(
         sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
         request_type=Request if obstacles else PlannedRequest, log=lambda *row: note(row), progress=progress)
+    for replica in replicas:
+        replica._on_end = cluster.request_ended
+        if isinstance(replica, PlannedReplica):
+            replica.look_ahead = cluster.look_ahead
     cluster.start()
     try:
         sim.run_until(horizon)
@@ -200,7 +203,8 @@ def serve(
     step_ends = [np.array(replica.step_ends) for replica in replicas]
     result = RunResult(
         tables, {}, {}, tuple(sorted({type(p).__name__ for p in used if p.oracle})), step_ends, cluster.token_steps)
-    times = [result.token_times(i) for i in sorted(cluster.token_steps)]
+    served_by = tables["requests"]["replica"].tolist()
+    times = [token_times(runs, step_ends[served_by[i]]) for i, runs in sorted(cluster.token_steps.items())]
     result.summary = summarise(
         tables["requests"], _joined([np.diff(t) for t in times]), _joined(times), slo=slo or Slo(),
         gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
