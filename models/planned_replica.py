@@ -61,7 +61,7 @@ class PlannedReplica(Replica):
         self._samples = np.zeros((PLAN_STEPS, 4), dtype=np.int64)
         self._sample_times = np.zeros((PLAN_STEPS, 2))
         self._preempted = 0
-        self.planned_steps = 0  # steps that had no decision of their own
+        self.stops = 0  # decisions: ends of plans
         scheduler.catch_up = self.catch_up
         rows, order, settings, *pool = scheduler.arrays
         features = np.zeros(FIXED + 2 * len(order), dtype=np.int64)
@@ -100,7 +100,7 @@ class PlannedReplica(Replica):
         self._planned = planned
         self._done = 0
         self._cut_at = -1.0
-        self.planned_steps += planned - 1
+        self.stops += 1
         return True
 
     def _decide(self) -> None:
@@ -156,7 +156,6 @@ class PlannedReplica(Replica):
         self._await_boundary()
 
     def _cut(self, planned: int) -> None:
-        self.planned_steps -= self._planned - planned
         self._planned = planned
         assert self._boundary_call is not None
         self._boundary_call.cancel()

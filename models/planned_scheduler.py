@@ -121,6 +121,7 @@ class PlannedScheduler(Scheduler):
         self.arrays = (self.rows, self.order, self.kernel_settings, pool.blocks, pool.table, pool.counters, self.row_blocks,
                        self.row_keys)
         self._left = 0  # of the step's token budget
+        self.long_way = 0  # steps that were decided request by request
 
     # What others look at is up to date; code that runs at a decision, when nothing lags, uses `_pool` and `_running`.
 
@@ -189,6 +190,7 @@ class PlannedScheduler(Scheduler):
         if self._left >= 0:
             return self._left
         # Blocks run short: decide request by request, as the plain path does, and write down what came of it.
+        self.long_way += 1
         budget = self._left = super()._continue_running(batch, budget, hold_prefills)
         self._write_order()
         self.rows[kernels.COUNT] = 0

@@ -260,7 +260,7 @@ class Scheduler(PolicyDesk):
 
     def _start_running(self, request: Request, cached: int) -> None:
         now = self.now
-        if not request.admitted == request.admitted:  # NaN: the first time
+        if request.admitted != request.admitted:  # NaN: the first time
             request.admitted = now
             request.cached_first = cached
         request.cached_all += cached

@@ -222,7 +222,7 @@ def serve(
         "decisions_per_request": len(decisions) / len(workload) if len(workload) else None,
         "real_time_factor": sim.now / (ended_wall - wall) if ended_wall > wall else None,
         "path": "step-by-step" if obstacles else "planned",
-        "planned_share": 0.0 if obstacles else _planned_share(replicas, total_steps),
+        **_path_speed(replicas, total_steps, len(workload)),
         "why_not_planned": obstacles,
     }
     return result
@@ -241,9 +241,15 @@ def not_planned(settings: EngineSettings, policies: Sequence[Policy]) -> list[st
     return list(dict.fromkeys(reasons))
 
 
-def _planned_share(replicas: Sequence[Replica], steps: int) -> float:
-    """Share of the steps that were planned ahead, without a decision of their own."""
-    return sum(r.planned_steps for r in replicas if isinstance(r, PlannedReplica)) / steps if steps else 0.0
+def _path_speed(replicas: Sequence[Replica], steps: int, requests: int) -> dict[str, Any]:
+    """How a run took the planned path: the share of its steps that the kernels decided (the others were decided request by
+    request, because someone had to be preempted), and how often a request a plan ended in a decision."""
+    planned = [r for r in replicas if isinstance(r, PlannedReplica)]
+    long_way = sum(r.scheduler.long_way for r in planned)
+    return {
+        "planned_share": (steps - long_way) / steps if planned and steps else 0.0,
+        "stops_per_request": sum(r.stops for r in planned) / requests if planned and requests else None,
+    }
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -67,8 +67,8 @@ def window_line(described: dict[str, Any]) -> str:
     if d["state"] == "all":
         return f"Window: all {d['of']:,} requests; nothing is cut"
     if d["state"] == "steady":
-        return (f"Window: steady ({d['rule']}): the first {d['cut']:,} of {d['of']:,} requests are cut; {d['requests']:,} count, "
-                f"arrived from {d['from']:.4g} s on")
+        return (f"Window: steady ({d['rule']}): the first {d['cut']:,} of {d['of']:,} requests are cut; {d['requests']:,} "
+                f"count, arrived from {d['from']:.4g} s on")
     return f"Window: steady: {d['why']}"
 
 
@@ -128,10 +128,11 @@ def find_window(runs: Sequence[pd.DataFrame]) -> Window:
     in_system, waiting = _mean(system), _mean(queue)
     if in_system.grows:
         if waiting.grows:
-            rise = f"by {waiting.rise:,.0f} over the last {waiting.arrivals:,} arrivals, where chance allows {waiting.allowed:,.0f}"
-            return Window("unstable", why=f"unstable: the queue grows; no steady mean (waiting requests rise {rise})")
+            return Window("unstable", why=f"unstable: the queue grows; no steady mean (waiting requests rise by "
+                                          f"{waiting.rise:,.0f} over {waiting.arrivals:,} arrivals; chance allows "
+                                          f"{waiting.allowed:,.0f})")
         return Window("none", why="no steady state shown: the number of requests in the system still grows; no steady mean "
-                                  f"(by {in_system.rise:,.0f} over the last {in_system.arrivals:,} arrivals)")
+                                  f"(it rises by {in_system.rise:,.0f} over {in_system.arrivals:,} arrivals)")
     e2e = [run["e2e"].to_numpy(dtype=float) for run in runs]
     shortest = min(len(values) for values in e2e)
     together = np.stack([values[:shortest] for values in e2e])
@@ -149,8 +150,8 @@ def _mean(growths: Sequence[Growth]) -> Growth:
 def apply_window(
     result: RunResult, window: Window, *, slo: Slo, gpus: int, usd_per_gpu_hour: float | None, horizon: float = inf
 ) -> None:
-    """Make the summary that of the window. Utilisation, steps and computed tokens stay those of the whole run; the tables keep
-    every request. A run that shows no steady mean keeps its counts, duration and throughput, and has no latencies."""
+    """Make the summary that of the window. Utilisation, steps and computed tokens stay those of the whole run; the tables
+    keep every request. A run that shows no steady mean keeps its counts, duration and throughput, and has no latencies."""
     if window.state == "steady":
         counted = result.requests.iloc[window.cut :]
         times = [result.token_times(i) for i in sorted(result.token_steps) if i >= window.cut]

@@ -22,17 +22,21 @@ from simcore.models.replica import Replica
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
 from simcore.models.serving import Deployment, Policies, RunResult, serve
-from simcore.models.step_time import COLUMNS, CONSTANT, KV_READ, TOKENS, StepTables
+from simcore.models.step_time import COLUMNS, CONSTANT, KV_READ, KV_READ_WINDOW, TOKENS, StepTables
 from simcore.policies.admission.fcfs import Fcfs
 from simcore.policies.replica_routing.round_robin import RoundRobin
 from simcore.policies.retention.lru import Lru
 from simcore.traces.workload import Source, Workload, build
 
 
-def tables(constant: float = 1.0, per_token: float = 0.0, per_kv_token: float = 0.0) -> StepTables:
-    """A step takes `constant + per_token * tokens + per_kv_token * context tokens read` seconds."""
+def tables(
+    constant: float = 1.0, per_token: float = 0.0, per_kv_token: float = 0.0, per_window_token: float = 0.0
+) -> StepTables:
+    """A step takes `constant + per_token * tokens + per_kv_token * context tokens read + per_window_token * context tokens
+    read in a window` seconds."""
     compute = np.zeros((1, COLUMNS))
     compute[0, CONSTANT], compute[0, TOKENS], compute[0, KV_READ] = constant, per_token, per_kv_token
+    compute[0, KV_READ_WINDOW] = per_window_token
     return StepTables(compute, np.zeros((1, COLUMNS)), np.zeros(2))
 
 
@@ -75,13 +79,14 @@ def run(
     work: Workload, *, settings: dict[str, Any] | None = None, blocks: int = 100, replicas: int = 1,
     cost: StepTables | None = None, max_model_len: int = 1000, admission: Callable[[], Admission] = Fcfs,
     retention: Callable[[], Retention] | None = Lru, router: Callable[[], ReplicaRouting] = RoundRobin,
-    step_overhead: float = 0.0, witness: Witness | None = None, **options: Any,
+    step_overhead: float = 0.0, window: int = 0, witness: Witness | None = None, **options: Any,
 ) -> RunResult:
     """`serve` under watch (of the step-by-step path).
 
     `blocks`: usable KV blocks of 4 tokens; `retention` None = the admission object serves both."""
     engine = EngineSettings(**{"block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | (settings or {}))
-    deployment = Deployment(engine, replicas, blocks + 1, max_model_len, cost or tables(), step_overhead=step_overhead)
+    deployment = Deployment(
+        engine, replicas, blocks + 1, max_model_len, cost or tables(), window=window, step_overhead=step_overhead)
     policies = Policies(lambda r: admission(), lambda r, a: retention() if retention else a, router)  # type: ignore
     seen = witness if witness is not None else Witness()
     with patch.multiple(serving, Scheduler=_watched_scheduler(seen), Replica=_watched_replica(seen)):

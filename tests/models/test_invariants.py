@@ -180,10 +180,12 @@ def deployments(draw: st.DrawFn, planned: bool = False) -> dict[str, Any]:
     if version != "0.19.0":
         engine["watermark"] = draw(st.sampled_from([0.0, 0.1]))
         engine["prefill_schedule_interval"] = 0 if planned else draw(st.sampled_from([0, 3]))
+    window = draw(st.sampled_from([0, 0, 6]))
     return {
         "settings": engine, "blocks": draw(st.sampled_from([12, 16, 24, 60])), "replicas": draw(st.integers(1, 3)),
         "max_model_len": draw(st.sampled_from([60, 1000])), "step_overhead": draw(st.sampled_from([0.0, TICK, 0.3])),
-        "cost": tables(TICK, draw(st.sampled_from([0.0, 1 / 64, 0.003]))),
+        "cost": tables(TICK, draw(st.sampled_from([0.0, 1 / 64, 0.003])), per_window_token=0.0007 if window else 0.0),
+        "window": window,
         "admission": ADMISSIONS[draw(st.sampled_from(sorted(ADMISSIONS)))],
         "retention": RETENTIONS[draw(st.sampled_from(sorted(RETENTIONS)))],
         "router": ROUTERS[draw(st.sampled_from(sorted(ROUTERS)))],
@@ -285,7 +287,7 @@ def below(met: Counter[str], minima: dict[str, int]) -> dict[str, int]:
 
 
 def test_invariants_hold_in_random_runs() -> None:
-    met = explore(200)
+    met = explore(300)
     assert below(met, MINIMA) == {}, dict(met)
 
 
