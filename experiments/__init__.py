@@ -7,6 +7,7 @@ In a notebook:
     result = study.run()
     result.requests            # a pandas table; result.summary, result.steps, result.decisions likewise
     study.compare().table      # the arms of the study, with paired differences
+    study.sweep("out/sweep")   # one row an arm and seed; kept there, and played only once
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from simcore.experiments.compare import Comparison
     from simcore.experiments.study import StudyFile
     from simcore.models.serving import RunResult
@@ -46,6 +49,23 @@ class LoadedStudy:
         from simcore.experiments.compare import compare
 
         return compare(self.file, processes=processes)
+
+    def sweep(self, out: str | Path, processes: int | None = None) -> pd.DataFrame:
+        """Play every arm under every seed that is not yet kept in the folder `out`; one row a run. Raises SimcoreError
+        naming the runs that failed."""
+        import os
+
+        from simcore.errors import SimcoreError
+        from simcore.experiments.compare import check
+        from simcore.experiments.sweep import begin_folder, failures, plan_sweep
+
+        check(self.file, self.file.arms, paired=False)
+        sweep = plan_sweep(self.file, Path(out))
+        begin_folder(sweep.folder)
+        failed = sweep.play(sweep.missing(), processes=processes or os.cpu_count() or 1)
+        if failed:
+            raise SimcoreError(failures(sweep, failed))
+        return sweep.table()
 
 
 def load(path: str | Path, set: dict[str, object] | None = None) -> LoadedStudy:

@@ -1,11 +1,12 @@
 """Speed of the simulator itself on fixed workloads: what `simcore bench` measures and prints (docs/speed.md).
 
-All times are CPU seconds of this process, all threads, least of the repeats; the garbage collector runs as in any program.
+All times are CPU seconds, all threads, least of the repeats. Each run has a process of its own; the garbage collector runs
+as in any program.
 """
 
 from __future__ import annotations
 
-import json as json_lines
+import json as jsonlib
 import os
 import platform
 import random
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from math import inf
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import simcore
-from simcore.errors import ConfigError
+from simcore.errors import ConfigError, SimcoreError
 from simcore.experiments import peers
 from simcore.experiments.output import write_run
 from simcore.experiments.report import number
@@ -44,13 +45,14 @@ ALLOWED = "W1-N-O, W2-N (N requests, O output tokens; N as 500 or 10k), W4, W4-1
 TIMEOUTS = 300_000  # of the bare SimPy loop
 WARM_UP = 200  # requests played first: kernels are loaded, imports done
 MEMORY_SIZES = (10_000, 50_000)  # requests of the two runs whose peaks are compared
-PARTS = ("requests_per_cpu_second", "with_tables", "with_python_policies")
+PARTS = ("requests_per_cpu_second", "with_tables", "with_python_policies")  # keys of the three rates
 
 # The peer's engine when nothing is said (MockEngineArgs of ai-dynamo 1.4.2): 16,384 blocks, here of 512 tokens. That is
 # more KV than a GPU holds, so W4 measures speed alone. W4-16 has the same tokens in blocks of 16.
 _W4_TOKENS = 16_384 * 512
 _W4_BUDGET = 8_192
-Path_ = Literal["planned", "step-by-step"]
+SimPath = Literal["planned", "step-by-step"]
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"  # of the table in docs/speed.md
 
 
 # --- the workloads --------------------------------------------------------------------------------------------------
@@ -85,8 +87,9 @@ class Bench:
         )
 
     def study(self, **policies: str) -> Study:
+        trace = f"{self.name}.jsonl" if self.generated else "mooncake-conversation"
         return Study.model_validate({
-            "name": self.name, "workload": {"trace": "mooncake-conversation" if not self.generated else f"{self.name}.jsonl"},
+            "name": self.name, "workload": {"trace": trace},
             "model": "llama-3.1-8b", "cluster": {"replicas": self.replicas, "gpu": "h100-sxm"}, "engine": self.engine,
             "policies": policies,
         })
@@ -149,60 +152,74 @@ OWN_POLICIES = {
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-def measure(bench: Bench, *, repeat: int = 3, path: Path_ = "planned") -> dict[str, Any]:
+def measure(bench: Bench, *, repeat: int = 3, path: SimPath = "planned") -> dict[str, Any]:
     """Speed of one workload; the keys are explained in docs/speed.md. Rates are per CPU-second."""
-    workload = bench.workload()
-    few = head(workload, min(WARM_UP, len(workload)))
-    for policies in ({}, OWN_POLICIES):
-        _play(bench, few, policies, path)
-    timeouts, speeds = [], {part: [] for part in PARTS}
-    facts: dict[str, Any] = {}
-    for _ in range(repeat):
-        timeouts.append(simpy_timeouts(TIMEOUTS))
-        loop, whole, facts = _play(bench, workload, {}, path)
-        own, _, _ = _play(bench, workload, OWN_POLICIES, path, tables=False)
-        for part, seconds in zip(PARTS, (loop, whole, own), strict=True):
-            speeds[part].append(len(workload) / seconds)
-    best = {part: max(found) for part, found in speeds.items()}
-    per_request = facts["output_tokens"] / len(workload)
-    small_and_large = _memory_growth(bench, path) if bench.rate else {"bytes_per_request": None, "table_bytes_per_request": None}
+    runs = [_in_own_process(bench.name, path) for _ in range(repeat)]
+    own = [_in_own_process(bench.name, path, own_policies=True) for _ in range(repeat)]
+    n = runs[0]["requests"]
+    rate = n / min(run["loop_seconds"] for run in runs)
+    timeouts = max(run["timeouts"] for run in runs)
+    memory = _memory_growth(bench, path) if bench.rate else dict.fromkeys(("bytes_per_request", "table_bytes_per_request"))
     return {
-        "requests": len(workload), **best,
-        "requests_per_simpy_timeout": best["requests_per_cpu_second"] / max(timeouts),
-        "simpy_timeouts_per_cpu_second": max(timeouts),
-        "output_tokens_per_cpu_second": best["requests_per_cpu_second"] * per_request,
-        **facts, **small_and_large, "repeat": repeat,
+        "requests": n, "requests_per_cpu_second": rate, "with_tables": n / min(run["whole_seconds"] for run in runs),
+        "with_python_policies": n / min(run["loop_seconds"] for run in own),
+        "requests_per_simpy_timeout": rate / timeouts, "simpy_timeouts_per_cpu_second": timeouts,
+        "output_tokens_per_cpu_second": rate * runs[0]["facts"]["output_tokens"] / n,
+        **runs[0]["facts"], **memory, "repeat": repeat,
     }
 
 
-def _play(
-    bench: Bench, workload: Workload, policies: dict[str, str], path: Path_, *, tables: bool = True
-) -> tuple[float, float, dict[str, Any]]:
-    """CPU seconds of the loop, CPU seconds with frames, summary and Parquet, and what the run says of itself. Only numbers
-    leave: a result kept alive would make the next run's garbage collections dearer."""
-    study = bench.study(**policies)
+def _in_own_process(name: str, path: SimPath, *, own_policies: bool = False) -> dict[str, Any]:
+    """`play` in a fresh process, as `simcore run` would be: in one process the garbage of one run is collected in the next,
+    which makes that one look 10 to 20% slower than it is."""
+    code = ("from simcore.experiments.bench import play; from simcore.files import to_json; "
+            f"print(to_json(play({name!r}, {path!r}, own_policies={own_policies})))")
+    ran = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    if ran.returncode:  # its message stands on stderr already
+        raise SimcoreError(f"{name}: the run failed with exit code {ran.returncode}")
+    found: dict[str, Any] = jsonlib.loads(ran.stdout)
+    return found
+
+
+def play(name: str, path: SimPath, *, own_policies: bool = False) -> dict[str, Any]:
+    """One run: CPU seconds of the loop, CPU seconds with frames, summary and Parquet, peak resident bytes before those are
+    written (None where the system does not tell), bytes of the tables, SimPy's rate, and what the run says of itself."""
+    bench = find(name)
+    workload, study = bench.workload(), bench.study(**(OWN_POLICIES if own_policies else {}))
     deployment, _ = build_deployment(study)
-    with tempfile.TemporaryDirectory() as folder:
-        made = build_policies(study, Path(folder))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+
+        def write(result: RunResult) -> None:
+            write_run(folder, study, result, folder, facts={}, detailed=False, csv=False)
+
+        few = head(workload, min(WARM_UP, len(workload)))
+        write(serve(few, deployment, build_policies(study, folder), path=path))
+        timeouts = simpy_timeouts(TIMEOUTS)
+        policies = build_policies(study, folder)
         begun = time.process_time()
-        result = serve(workload, deployment, made, sample_every=study.sample_every, path=path)
-        if tables:
-            write_run(Path(folder), study, result, Path(folder), facts={}, detailed=False, csv=False)
+        result = serve(workload, deployment, policies, sample_every=study.sample_every, path=path)
         whole = time.process_time() - begun
-    return result.speed["cpu_seconds"], whole, _facts(result)
-
-
-def _facts(result: RunResult) -> dict[str, Any]:
+        peak = _peak_bytes()
+        begun = time.process_time()
+        write(result)
+        whole += time.process_time() - begun
     kept = ("decisions_per_request", "steps_per_request", "planned_share", "path", "why_not_planned")
-    return {"completed": result.summary["completed"], "output_tokens": result.summary["total_output_tokens"],
-            "simulated_seconds": result.summary["duration"], **{key: result.speed[key] for key in kept}}
+    return {
+        "requests": len(workload), "loop_seconds": result.speed["cpu_seconds"], "whole_seconds": whole, "timeouts": timeouts,
+        "peak_bytes": peak, "table_bytes": sum(int(t.memory_usage(index=False).sum()) for t in result.tables.values()),
+        "facts": {
+            "completed": result.summary["completed"], "output_tokens": result.summary["total_output_tokens"],
+            "simulated_seconds": result.summary["duration"], **{key: result.speed[key] for key in kept},
+        },
+    }
 
 
 def simpy_timeouts(count: int) -> float:
     """Timeouts per CPU-second of a bare SimPy loop: one process that yields them one by one."""
     import simpy
 
-    def clock(env: simpy.Environment) -> Iterator[simpy.Event]:
+    def clock(env: simpy.Environment) -> Generator[simpy.Event, Any, None]:
         for _ in range(count):
             yield env.timeout(1.0)
 
@@ -213,35 +230,23 @@ def simpy_timeouts(count: int) -> float:
     return count / (time.process_time() - begun)
 
 
-def _memory_growth(bench: Bench, path: Path_) -> dict[str, float | None]:
-    """Bytes a further request costs, from the peaks of two runs of different length, each in a fresh process."""
+def _peak_bytes() -> int | None:
+    """Of this process. Not getrusage: Linux carries its ru_maxrss through exec, so a child would report its parent's."""
+    status = Path("/proc/self/status")
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(found[1]) * 1024 if found else None
+
+
+def _memory_growth(bench: Bench, path: SimPath) -> dict[str, float | None]:
+    """Bytes that a further request costs, beyond the tables and in them, from two runs of different length."""
     small = min(bench.requests, MEMORY_SIZES[0])
     sizes = (small, small * MEMORY_SIZES[1] // MEMORY_SIZES[0])
-    (peak, tables), (large_peak, large_tables) = (_probe(f"W1-{n}-{bench.output_tokens}", path) for n in sizes)
+    short, long = (_in_own_process(f"W1-{n}-{bench.output_tokens}", path) for n in sizes)
     more = sizes[1] - sizes[0]
-    of_tables = (large_tables - tables) / more
-    total = (large_peak - peak) / more if peak and large_peak else None  # 0: this system does not tell
-    return {"bytes_per_request": total - of_tables if total is not None else None, "table_bytes_per_request": of_tables}
-
-
-def _probe(name: str, path: Path_) -> tuple[int, int]:
-    code = f"from simcore.experiments.bench import print_memory; print_memory({name!r}, {path!r})"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    peak, tables = json_lines.loads(ran.stdout)
-    return peak, tables
-
-
-def print_memory(name: str, path: Path_) -> None:
-    """[peak resident bytes of this process, bytes of the result tables (texts counted as pointers)] of one run."""
-    bench = find(name)
-    study = bench.study()
-    deployment, _ = build_deployment(study)
-    result = serve(bench.workload(), deployment, build_policies(study, Path.cwd()), path=path)
-    tables = sum(int(table.memory_usage(index=False).sum()) for table in result.tables.values())
-    # Not getrusage: Linux carries its ru_maxrss through exec, so a child would report the peak of its parent.
-    status = Path("/proc/self/status")
-    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
-    print(to_json([int(peak[1]) * 1024 if peak else 0, tables]))
+    of_tables = (long["table_bytes"] - short["table_bytes"]) / more
+    told = short["peak_bytes"] is not None
+    return {"bytes_per_request": (long["peak_bytes"] - short["peak_bytes"]) / more - of_tables if told else None,
+            "table_bytes_per_request": of_tables}
 
 
 def machine() -> dict[str, Any]:
@@ -267,8 +272,8 @@ def run_bench(
     if dynosim is not None and not dynosim.is_file():
         raise ConfigError("--dynosim", found=str(dynosim), allowed="the path of a Python that has ai-dynamo")
     before = page.read_text(encoding="utf-8") if page else ""
-    if page and not (peers.BEGIN in before and peers.END in before):
-        raise ConfigError("--page", found=str(page), allowed=f"a file with the lines {peers.BEGIN} and {peers.END}")
+    if page and not (BEGIN in before and END in before):
+        raise ConfigError("--page", found=str(page), allowed=f"a file with the lines {BEGIN} and {END}")
     console = Console(stderr=str(json) == "-", width=None if sys.stdout.isatty() else 140)
     if export:
         for bench in chosen:
@@ -286,7 +291,7 @@ def run_bench(
         results["peers"] = beside
     console.print(terminal(results, beside))
     if page:
-        write_whole(page, peers.between_marks(before, markdown(results, beside)))
+        write_whole(page, between_marks(before, markdown(results, beside)))
     if str(json) == "-":
         print(to_json(results), end="")
     elif json is not None:
@@ -296,8 +301,8 @@ def run_bench(
 
 def _columns(results: dict[str, Any], beside: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
     """Headings and one line of texts a workload."""
-    headings = ["Workload", "Requests / CPU-s", "with tables", "Python policies", "per SimPy timeout", "Output tokens / CPU-s",
-                "Steps / request", "Planned", "KB / request"]
+    headings = ["Workload", "Requests / CPU-s", "with tables", "Python policies", "per SimPy timeout",
+                "Output tokens / CPU-s", "Steps / request", "Planned", "KB / request"]
     for peer in beside:
         headings += [f"{peer}, requests / s", f"simcore / {peer}"]
     lines = []
@@ -332,6 +337,12 @@ def markdown(results: dict[str, Any], beside: dict[str, dict[str, float]]) -> st
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     paths = {r["path"] for name, r in results.items() if name not in ("machine", "peers")}
     return f"{_machine_line(results['machine'])}; {', '.join(sorted(paths))} path.\n\n{body}\n"
+
+
+def between_marks(page: str, text: str) -> str:
+    """The page with `text` between its two marks."""
+    before, rest = page.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{text}{END}{rest.split(END, 1)[1]}"
 
 
 def _machine_line(m: dict[str, Any]) -> str:

@@ -53,6 +53,22 @@ def compare(
 
 
 @app.command()
+def sweep(
+    study: StudyPath, set: Set = None, vary: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+        help="Axes: --vary workload.generate.rate=1,2,4 (replaces the file's compare.vary)")] = None,
+    seeds: Annotated[Optional[str], typer.Option(help="--seeds 1,2,3 (replaces the file's)")] = None,  # noqa: UP045
+    goodput: Goodput = None, out: Annotated[
+        Optional[Path], typer.Option(help="Sweep folder [default: out/<study name>-sweep]")] = None,  # noqa: UP045
+    json: Json = None, tables: Annotated[bool, typer.Option("--tables", help="Keep each run's Parquet tables.")] = False,
+    processes: Annotated[Optional[int], typer.Option(min=1, help="[default: one a core]")] = None,  # noqa: UP045
+) -> None:
+    """Play every combination of the axes under every seed; started again, only what is missing."""
+    from simcore.experiments.commands import sweep_study
+
+    sweep_study(study, set or [], vary or [], seeds, goodput or [], out, json, processes, tables=tables)
+
+
+@app.command()
 def policies(
     kind: Annotated[Optional[str], typer.Argument(help="One decision point, e.g. replica_routing.")] = None,  # noqa: UP045
     json: Json = None,
@@ -61,6 +77,23 @@ def policies(
     from simcore.experiments.commands import list_policies
 
     list_policies(kind, json)
+
+
+@app.command()
+def bench(
+    workloads: Annotated[str, typer.Option(help="W1-N-O, W2-N, W4, W4-16, with commas; N such as 500 or 10k.")]
+    = "W1-10k-128,W2-10k,W4",
+    repeat: Annotated[int, typer.Option(min=1, help="The least CPU time of so many runs counts.")] = 3,
+    path: Annotated[str, typer.Option(help="planned or step-by-step; both give the same results.")] = "planned",
+    export: Annotated[Optional[Path], typer.Option(help="Write the workloads for other simulators here.")] = None,  # noqa: UP045
+    dynosim: Annotated[Optional[Path], typer.Option(help="A Python with ai-dynamo: run that peer too.")] = None,  # noqa: UP045
+    page: Annotated[Optional[Path], typer.Option(help="Put the table between the marks of this page.")] = None,  # noqa: UP045
+    json: Json = None,
+) -> None:
+    """Measure the speed of the simulator itself (docs/speed.md)."""
+    from simcore.experiments.bench import run_bench
+
+    run_bench(workloads, repeat=repeat, path=path, export=export, dynosim=dynosim, page=page, json=json)
 
 
 @trace_app.command("info")
@@ -83,14 +116,15 @@ def trace_cut(
     start: Annotated[str, typer.Option(help="Keep arrivals from this time on (e.g. 10min).")] = "0s",
     end: Annotated[Optional[str], typer.Option(help="... to this time.")] = None,  # noqa: UP045
     thin: Annotated[Optional[float], typer.Option(help="Share of the sessions to keep.")] = None,  # noqa: UP045
+    clone: Annotated[Optional[float], typer.Option(help="Raise the rate so many times by cloning sessions.")] = None,  # noqa: UP045
     head: Annotated[Optional[int], typer.Option(min=1, help="Keep the first requests.")] = None,  # noqa: UP045
     dequantise: Annotated[Optional[str], typer.Option(help="Spread arrivals over ticks of this length.")] = None,  # noqa: UP045
     seed: int = 1, skip_bad: Skip = False, json: Json = None,
 ) -> None:
-    """Slice by time, thin by sessions, take the head; write our CSV or JSONL."""
+    """Slice by time, thin or clone by sessions, take the head; write our CSV or JSONL."""
     from simcore.experiments.commands import cut_trace
 
-    cut_trace(trace, output, format, start, end, thin, head, dequantise, seed, json, skip_bad=skip_bad)
+    cut_trace(trace, output, format, start, end, thin, clone, head, dequantise, seed, json, skip_bad=skip_bad)
 
 
 def _version(value: bool) -> None:

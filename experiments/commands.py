@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from simcore.config import parse_seconds
-from simcore.errors import ConfigError
-from simcore.experiments.compare import check, compare, require_arms
-from simcore.experiments.output import run_facts, shared, write_comparison, write_run
+from simcore.errors import ConfigError, SimcoreError
+from simcore.experiments.compare import check, compare, require_arms, require_headline
+from simcore.experiments.output import run_facts, shared, study_facts, write_comparison, write_config, write_run
 from simcore.experiments.plot import draw
 from simcore.experiments.report import assumptions, metrics_table, print_comparison
 from simcore.experiments.run import Job, build_deployment, oracles, play
 from simcore.experiments.study import Arm, Study, StudyFile, read_study
+from simcore.experiments.sweep import Run, begin_folder, failures, plan_sweep, put_whole
+from simcore.experiments.sweep_report import MOST_LINES, draw_sweep, summary_field, sweep_table
 from simcore.files import to_json, whole_folder, write_whole
 from simcore.models.decision_points import KINDS
+from simcore.models.metrics import Slo
+from simcore.models.steady import window_line
 from simcore.traces.transform import head as first_requests
 from simcore.traces.workload import Workload
 
 PILOT_REQUESTS = 100
 BYTES_PER_REQUEST = 250  # of Parquet, all tables together
+BYTES_PER_SUMMARY = 8_000  # summary.json, config.yaml and the manifest of a run
 
 
 def run_study(
@@ -57,6 +63,7 @@ def run_study(
         (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
     named = ", ".join(f"{kind} {study.policy(kind) or 'default'}" for kind in KINDS)
     console.print(metrics_table(f"simcore | {study.name} | {named}", {chosen.label: result.summary}))
+    console.print(window_line(result.summary["window"]), highlight=False, soft_wrap=True)
     for name in oracles(study, file.folder):
         console.print(f"ORACLE: {name} uses the true future", style="bold yellow")
     console.print("Assumed:", style="bold")
@@ -100,6 +107,103 @@ def compare_study(
     _write_json(json, {**comparison.summary(), **shared(list(facts))})
 
 
+def sweep_study(
+    path: Path, settings: list[str], vary: list[str], seeds: str | None, goodput: list[str], out: Path | None,
+    json: Path | None, processes: int | None, *, tables: bool,
+) -> None:
+    started = time.perf_counter()
+    file = read_study(path, settings, vary, goodput, seeds)
+    require_headline(file)
+    study = file.study
+    target = out or Path("out") / f"{study.name}-sweep"
+    console = _console(json)
+    workloads = check(file, file.arms, paired=False)
+    sweep = plan_sweep(file, target, tables=tables)
+    missing = sweep.missing()
+    done = len({run.key for run in sweep.runs}) - len(missing)
+    console.print(f"{len(file.arms)} arms, {len(sweep.runs)} runs: {done} done before, {len(missing)} to play",
+                  highlight=False)
+    begin_folder(target)
+    failed: list[tuple[Run, str]] = []
+    if missing:
+        processes = min(processes or os.cpu_count() or 1, len(missing))
+        of_arm = {arm.label: workload for arm, workload in zip(file.arms, workloads, strict=True)}
+        requests = sum(len(of_arm[run.arm.label]) for run in missing)
+        size = len(missing) * BYTES_PER_SUMMARY + (requests * BYTES_PER_REQUEST if tables else 0)
+        first = of_arm[missing[0].arm.label]
+        try:
+            seconds = _seconds(file, missing[0].arm.study, first, requests / len(first))
+        except Exception:  # a policy that fails in the pilot fails in its run, which says so and leaves the others
+            seconds = None
+        of = f"{len(missing)} run{'s' if len(missing) > 1 else ''}, {requests:,} requests"
+        _say(console, of, seconds, processes, size, target)
+        shares = [0.0] * len(missing)
+        with _progress(console) as bar:
+            task = bar.add_task("runs", total=len(missing))
+
+            def report(number: int, share: float) -> None:
+                shares[number] = share
+                bar.update(task, completed=sum(shares))
+
+            try:
+                failed = sweep.play(missing, processes=processes, report=report)
+            except BrokenExecutor as error:
+                raise SimcoreError(f"a process died ({error}); finished runs are kept in {target}: start again") from None
+            except KeyboardInterrupt:
+                raise SystemExit(_interrupted(target)) from None
+    arms = sweep.arms()
+    summary = {
+        "axes": {axis: list(dict.fromkeys(run.values[axis] for run in sweep.runs)) for axis in sweep.axes},
+        "window": study.window, "runs": len(sweep.runs), "finished": len(sweep.results), "arms": arms,
+        "oracles": {arm.label: found for arm in file.arms if (found := oracles(arm.study, file.folder))},
+        "failed": [{"arm": run.arm.label, "seed": run.seed, "error": error} for run, error in failed],
+    }
+    if arms:
+        frame = sweep.table()
+        put_whole(target / "sweep.parquet", lambda place: frame.to_parquet(place, index=False))
+        put_whole(target / "sweep.csv", lambda place: frame.to_csv(place, index=False))
+        field = summary_field(study.compare.headline)
+        put_whole(target / "plot.png", lambda place: draw_sweep(place, study.name, sweep.axes, arms, field))
+        console.print(sweep_table(f"simcore sweep | {study.name}", arms, with_slo=study.limits != Slo()))
+    if len(arms) > MOST_LINES:
+        console.print(f"... and {len(arms) - MOST_LINES} arms more, in sweep.csv", highlight=False)
+    put_whole(target / "summary.json", lambda place: place.write_text(to_json(summary), encoding="utf-8"))
+    put_whole(target / "config.yaml", lambda place: write_config(place, study, file.folder))
+    facts = run_facts({}, sys.argv[1:], time.perf_counter() - started)
+    put_whole(target / "run.json", lambda place: place.write_text(to_json(facts), encoding="utf-8"))
+    _print_windows(console, arms)
+    if len(study.seeds) > 1 and not all(arm.study.workload.replicated_by_seed for arm in file.arms):
+        console.print("No intervals: seeds are no independent samples of a fixed trace (workload.resample makes them so)",
+                      style="bold yellow", highlight=False)
+    for label, found in summary["oracles"].items():
+        console.print(f"ORACLE: {label} uses the true future ({', '.join(found)})", style="bold yellow", highlight=False)
+    console.print("Assumed, of the first arm:", style="bold")
+    for line in _facts(file.arms[0].study, workloads[0])[1]:
+        console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
+    console.print(f"Written to {target}: sweep.parquet, sweep.csv, summary.json, plot.png, runs", highlight=False)
+    _write_json(json, summary)
+    if failed:
+        raise SimcoreError(failures(sweep, failed))
+
+
+def _print_windows(console: Console, arms: list[dict[str, Any]]) -> None:
+    """The window of the runs, once where it is the same for all."""
+    lines = {(arm["arm"], seed): window_line(window) for arm in arms
+             for seed, window in zip(arm["seeds"], arm["windows"], strict=True)}
+    if len(set(lines.values())) == 1:
+        console.print(next(iter(lines.values())), highlight=False, soft_wrap=True)
+        return
+    for (label, seed), line in list(lines.items())[:MOST_LINES]:
+        console.print(f"{label}, seed {seed}: {line}", highlight=False, soft_wrap=True)
+    if len(lines) > MOST_LINES:
+        console.print(f"... and {len(lines) - MOST_LINES} runs more, in summary.json", highlight=False)
+
+
+def _interrupted(target: Path) -> int:
+    print(f"interrupted; finished runs are kept in {target}: start again to play the rest", file=sys.stderr)
+    return 130
+
+
 def list_policies(kind: str | None, json: Path | None) -> None:
     from simcore.lookup import find_class, names
 
@@ -131,10 +235,11 @@ def describe_trace(trace: str, format: str | None, block_size: int, json: Path |
 
 
 def cut_trace(
-    trace: str, output: Path, format: str | None, start: str, end: str | None, thin: float | None, head: int | None,
-    dequantise: str | None, seed: int, json: Path | None, *, skip_bad: bool,
+    trace: str, output: Path, format: str | None, start: str, end: str | None, thin: float | None, clone: float | None,
+    head: int | None, dequantise: str | None, seed: int, json: Path | None, *, skip_bad: bool,
 ) -> None:
     from simcore.traces import transform
+    from simcore.traces.clone import clone_sessions
     from simcore.traces.info import describe
     from simcore.traces.native import write_csv, write_jsonl
     from simcore.traces.read import read
@@ -157,6 +262,8 @@ def cut_trace(
         workload = transform.slice_time(workload, begin, seconds("--end", end) if end else float("inf"))
     if thin is not None:
         workload = transform.thin(workload, thin, seed)
+    if clone is not None:
+        workload = clone_sessions(workload, clone, seed)
     if head is not None and head < len(workload):
         workload = transform.head(workload, head)
     writers[suffix](workload, output)
@@ -168,39 +275,41 @@ def cut_trace(
 def _facts(study: Study, workload: Workload) -> tuple[dict[str, Any], list[str]]:
     """What goes with every result: notes on the workload, the KV pool, assumed numbers; as data and as lines to print."""
     _, capacity = build_deployment(study)
-    facts = {
-        "engine_version": study.engine.version,
-        "workload": {"source": workload.source.name, "licence": workload.source.licence,
-                     "notes": list(workload.source.notes), "skipped": list(workload.skipped)},
-        "kv_pool": {"num_gpu_blocks": capacity.blocks, "tokens": capacity.tokens, "estimated": capacity.estimated,
-                    "low": capacity.low, "high": capacity.high, "bytes": capacity.breakdown},
-        "assumed": study.cost_model.listed(),
-    }
     notes = [*workload.source.notes]
     if workload.skipped:
         notes.append(f"{len(workload.skipped)} bad rows left out, first: {workload.skipped[0]}")
-    return facts, assumptions(study, capacity, notes)
+    return study_facts(study, workload), assumptions(study, capacity, notes)
 
 
 def _announce(
     console: Console, file: StudyFile, arms: list[Arm], workload: Workload, runs: int, processes: int, target: Path
 ) -> None:
-    """Say beforehand how long it will take and how much it will write, from a pilot run of the first requests."""
-    study = arms[0].study
+    """Say beforehand how long it will take and how much it will write."""
     of = f"{runs} run{'s' if runs > 1 else ''} of {len(workload):,} requests"
-    size = f"writes about {max(1, round(len(workload) * runs * BYTES_PER_REQUEST / 1e6)):,} MB to {target}"
-    if len(workload) <= 2 * PILOT_REQUESTS or len(workload.wait_for):
+    _say(console, of, _seconds(file, arms[0].study, workload, runs), processes,
+         len(workload) * runs * BYTES_PER_REQUEST, target)
+
+
+def _say(console: Console, of: str, seconds: float | None, processes: int, size_bytes: float, target: Path) -> None:
+    size = f"writes about {max(1, round(size_bytes / 1e6)):,} MB to {target}"
+    if seconds is None:
         console.print(f"{of}; {size}", highlight=False)
         return
+    console.print(f"{of}: about {_duration(seconds / processes)} on {processes} "
+                  f"process{'es' if processes > 1 else ''}; {size}", highlight=False)
+
+
+def _seconds(file: StudyFile, study: Study, workload: Workload, runs: float) -> float | None:
+    """CPU seconds of `runs` runs, from a pilot run of the first requests; None where they are few, or wait for others."""
+    if len(workload) <= 2 * PILOT_REQUESTS or len(workload.wait_for):
+        return None
     pilot = first_requests(workload, PILOT_REQUESTS)
     from simcore.experiments.run import build_policies
     from simcore.models.serving import serve
 
     speed = serve(pilot, build_deployment(study)[0], build_policies(study, file.folder), seed=study.seeds[0]).speed
     share = float(workload.output_tokens.sum() / pilot.output_tokens.sum())
-    seconds = speed["cpu_seconds"] * share * runs / processes
-    console.print(f"{of}: about {_duration(seconds)} on {processes} "
-                  f"process{'es' if processes > 1 else ''}; {size}", highlight=False)
+    return speed["cpu_seconds"] * share * runs
 
 
 def _duration(seconds: float) -> str:

@@ -68,14 +68,19 @@ def require_arms(file: StudyFile) -> None:
     if len(file.arms) < 2:
         raise ConfigError(file.document.where(("compare", "vary")), "compare.vary", found=file.study.compare.vary,
                           allowed="a key with at least two values, here or as --vary key=a,b")
+    require_headline(file)
+
+
+def require_headline(file: StudyFile) -> None:
+    """Raises ConfigError unless the study's headline is a metric that there is."""
     if file.study.compare.headline not in {metric.name for metric in METRICS}:
         raise ConfigError(file.document.where(("compare", "headline")), "compare.headline",
                           found=file.study.compare.headline, allowed=", ".join(metric.name for metric in METRICS))
 
 
 def check(file: StudyFile, arms: list[Arm], seed: int | None = None, *, paired: bool = True) -> list[Workload]:
-    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line; also,
-    if they are to be `paired`, when arms have other seeds or numbers of requests than the first.
+    """Build what every arm names, so that errors come before any simulated time. Raises ConfigError with file and line;
+    also, if they are to be `paired`, when arms have other seeds or numbers of requests than the first.
     Returns the arms' workloads under `seed` (None = their first)."""
     workloads: list[Workload] = []
     for k, arm in enumerate(arms):

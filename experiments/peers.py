@@ -17,8 +17,6 @@ from simcore.traces.workload import Workload
 if TYPE_CHECKING:
     from simcore.experiments.bench import Bench
 
-BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-
 # Vidur, sarathi scheduler, as fast as it goes: its plots, traces and metrics off, small random forests.
 _VIDUR = """\
 WANDB_MODE=disabled OPENBLAS_NUM_THREADS=1 python -m vidur.main --replica_config_device a100
@@ -51,7 +49,8 @@ def export(name: str, workload: Workload, folder: Path) -> None:
     """Write `<name>.jsonl` (Mooncake: ms, hash ids of `workload.block_tokens` tokens; what DynoSim reads) and
     `<name>.vidur.csv` (seconds; no token identity)."""
     folder.mkdir(parents=True, exist_ok=True)
-    lengths = list(zip(workload.arrival.tolist(), workload.input_tokens.tolist(), workload.output_tokens.tolist(), strict=True))
+    columns = (workload.arrival, workload.input_tokens, workload.output_tokens)
+    lengths = list(zip(*(column.tolist() for column in columns), strict=True))
     with replacing(folder / f"{name}.jsonl") as stream:
         for i, (arrival, inputs, outputs) in enumerate(lengths):
             row = {"timestamp": arrival * 1000, "input_length": inputs, "output_length": outputs,
@@ -82,13 +81,14 @@ def commands(bench: Bench, folder: Path) -> str:
 
 
 def dynosim_rate(python: Path, bench: Bench, repeat: int) -> float:
-    """Requests per second of DynoSim's own `wall_time_ms` (its loop alone: no start, no reading of the file, and one thread),
-    best of `repeat`. Raises ConfigError when it fails or plays fewer requests."""
+    """Requests per second by DynoSim's own `wall_time_ms` (its simulation alone, without start-up), best of three times as
+    many runs as ours: other work on the machine lengthens wall time, and CPU time hardly. Raises ConfigError when it fails
+    or completes fewer requests."""
     workload, rates = bench.workload(), []
     with tempfile.TemporaryDirectory() as folder:
         export(bench.name, workload, Path(folder))
         report = Path(folder) / "report.json"
-        for _ in range(repeat):
+        for _ in range(3 * repeat):
             command = dynosim_command(bench, python, Path(folder) / f"{bench.name}.jsonl", report)
             ran = subprocess.run(command, capture_output=True, text=True, check=False)
             if ran.returncode:
@@ -99,9 +99,3 @@ def dynosim_rate(python: Path, bench: Bench, repeat: int) -> float:
                                   allowed=f"the {len(workload)} of {bench.name}")
             rates.append(1000 * len(workload) / found["wall_time_ms"])
     return max(rates)
-
-
-def between_marks(page: str, text: str) -> str:
-    """The page with `text` between its two marks."""
-    before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{text}{END}{rest.split(END, 1)[1]}"

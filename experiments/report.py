@@ -13,6 +13,7 @@ from simcore.experiments.statistics import Difference
 from simcore.experiments.study import Study
 from simcore.models.kv_capacity import KvCapacity
 from simcore.models.metrics import STATISTICS
+from simcore.models.steady import RULE
 
 _SPREADS = [
     ("Time To First Token (ms)", "ttft"),
@@ -50,8 +51,12 @@ def metrics_table(title: str, summaries: dict[str, dict[str, Any]]) -> Table:
 
     for name, key in _SPREADS:
         add(name, {label: [number(s[f"{stat}_{key}_ms"]) for stat in STATISTICS] for label, s in summaries.items()})
+    windows = {label: s["window"]["state"] for label, s in summaries.items() if "window" in s}
     for name, key, scale in _SCALARS:
         add(name, {label: [number(s[key], scale), "N/A", "N/A", "N/A"] for label, s in summaries.items()})
+    if set(windows.values()) - {"all"}:
+        words = {"all": "all", "steady": "steady", "unstable": "unstable", "none": "none shown"}
+        add("Window", {label: [words[state], "", "", ""] for label, state in windows.items()})
     return table
 
 
@@ -101,12 +106,26 @@ def assumptions(study: Study, capacity: KvCapacity, notes: Sequence[str]) -> lis
     return lines + [f"workload: {note}" for note in notes]
 
 
+def _window_lines(comparison: Comparison) -> list[str]:
+    """What of the runs counts, and why an arm shows no mean."""
+    windows = comparison.windows
+    if comparison.file.study.window == "all":
+        return ["Window: all requests; nothing is cut"]
+    shown = {label: window.cut for label, window in windows.items() if window.shown}
+    each = ", ".join(f"{label} {cut:,}" for label, cut in shown.items())
+    lines = [f"Window: steady ({RULE}): the first {max(shown.values()):,} requests of each run are cut, the latest of what "
+             f"the arms ask for ({each})"] if shown else []
+    return lines + [f"Window of {label}: {window.why}" for label, window in windows.items() if not window.shown]
+
+
 def print_comparison(console: Console, comparison: Comparison, assumed: Sequence[str]) -> None:
     summaries = {arm.label: runs[0].summary for arm, runs in zip(comparison.arms, comparison.results, strict=True)}
     study = comparison.file.study
     title = f"simcore | {study.name}" + (f" | seed {study.seeds[0]}" if len(study.seeds) > 1 else "")
     console.print(metrics_table(title, summaries))
     console.print(differences_table(comparison))
+    for line in _window_lines(comparison):
+        console.print(line, highlight=False, soft_wrap=True)
     for label, text in comparison.parting.items():
         console.print(f"First parting of {label}: {text}", style="dim", highlight=False)
     for label, ds in comparison.differences.items():

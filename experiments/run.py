@@ -39,8 +39,8 @@ class Job:
 
 
 def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
-    """Read or generate, then dequantise, slice, thin, resample, clone and head, as the study says. Raises ConfigError naming the key, or
-    TraceError naming the trace's file and line."""
+    """Read or generate, then dequantise, slice, thin, resample, clone and head, as the study says. Raises ConfigError
+    naming the key, or TraceError naming the trace's file and line."""
     if config.generate is not None:
         g = config.generate
         with _of_key("workload.generate"):

@@ -3,7 +3,7 @@
 A run's folder is named by a hash of all that its result depends on: the resolved study (without its name, its axes and the
 folder it lies in), the seed, the content of the files that it names (trace, model, GPU, policies) and simcore's version. So
 a sweep that was killed and is started again plays what is missing, and a changed study what has changed. What the modules of
-a policy import in their turn is not looked at, nor what is inside an installed package of another version.
+a policy import in their turn is not looked at, nor are changes of simcore's code under one version.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class Sweep:
 
     def missing(self) -> list[Run]:
         """The runs that are still to be played, each once, in order."""
-        return [run for run in {run.key: run for run in reversed(self.runs)}.values() if self.summary_of(run) is None][::-1]
+        first: dict[str, Run] = {}  # two values of an axis may mean the same run, as 3s and 3 do
+        for run in self.runs:
+            first.setdefault(run.key, run)
+        return [run for run in first.values() if self.summary_of(run) is None]
 
     def play(
         self, runs: Sequence[Run], *, processes: int, report: Callable[[int, float], Any] | None = None
@@ -173,6 +176,12 @@ def put_whole(path: Path, write: Callable[[Path], Any]) -> None:
         os.replace(Path(folder) / path.name, path)
 
 
+def failures(sweep: Sweep, failed: list[tuple[Run, str]]) -> str:
+    """Which runs failed, and what they said, in one line."""
+    named = "; ".join(f"{run.arm.label}, seed {run.seed}: {' '.join(error.split())}" for run, error in failed)
+    return f"{len(failed)} of {len(sweep.runs)} runs failed, the others are kept: {named}"
+
+
 def _key(study: Study, seed: int, inputs: dict[str, str]) -> str:
     """64 bits in hexadecimal of what the result depends on."""
     config = study.model_dump(mode="json", exclude={"name", "folder", "compare", "seeds"})
@@ -194,9 +203,9 @@ def _inputs(study: Study, folder: Path) -> Iterator[tuple[str, Path]]:
     for kind in KINDS:
         policy = study.policy(kind)
         if policy is not None and ":" in policy.name:
-            path = _module_file(policy.name.rpartition(":")[0], folder)
-            if path is not None:
-                yield f"policies.{kind}", path
+            module = _module_file(policy.name.rpartition(":")[0], folder)
+            if module is not None:
+                yield f"policies.{kind}", module
 
 
 def _module_file(module: str, folder: Path) -> Path | None:

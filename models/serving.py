@@ -198,15 +198,16 @@ def serve(
 
     steps.rows.sort(key=lambda row: (row[0], row[1]))  # the planned path notes a step when somebody looks
     tables = recorder.frames()
+    for table in recorder.tables.values():
+        table.rows.clear()  # the frames have it all; a long run need not hold it twice
     tables["requests"] = with_metrics(tables["requests"])
     tables["programs"] = programs_table(tables["requests"])
     step_ends = [np.array(replica.step_ends) for replica in replicas]
     result = RunResult(
         tables, {}, {}, tuple(sorted({type(p).__name__ for p in used if p.oracle})), step_ends, cluster.token_steps)
-    served_by = tables["requests"]["replica"].tolist()
-    times = [token_times(runs, step_ends[served_by[i]]) for i, runs in sorted(cluster.token_steps.items())]
+    times, gaps = _token_times_and_gaps(cluster.token_steps, tables["requests"]["replica"].tolist(), step_ends)
     result.summary = summarise(
-        tables["requests"], _joined([np.diff(t) for t in times]), _joined(times), slo=slo or Slo(),
+        tables["requests"], gaps, times, slo=slo or Slo(),
         gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
         busy_seconds=[replica.busy_seconds for replica in replicas], cut_at=horizon if cut else None,
     )
@@ -252,5 +253,17 @@ def _path_speed(replicas: Sequence[Replica], steps: int, requests: int) -> dict[
     }
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0)
+def _token_times_and_gaps(
+    token_steps: dict[int, list[int]], served_by: Sequence[int], step_ends: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """When every token of the run was delivered, request by request, and all gaps between tokens of one request (s)."""
+    runs = [token_steps[i] for i in sorted(token_steps)]
+    ends = [step_ends[served_by[i]] for i in sorted(token_steps)]
+    counts = np.array([sum(r[1::2]) - sum(r[::2]) for r in runs], dtype=np.int64)
+    stops = np.cumsum(counts)
+    times = np.empty(int(stops[-1]) if len(stops) else 0)
+    for r, of_replica, stop, count in zip(runs, ends, stops.tolist(), counts.tolist(), strict=True):
+        times[stop - count : stop] = token_times(r, of_replica)
+    within = np.ones(max(0, len(times) - 1), dtype=bool)
+    within[stops[:-1] - 1] = False  # from one request's last token to the next one's first is no gap
+    return times, np.diff(times)[within]

@@ -39,10 +39,8 @@ def clone_sessions(workload: Workload, factor: float, seed: int) -> Workload:
     moved = np.zeros(len(program))
     free = room > 0
     moved[free] = (place[free] + offset[free] * room[free]) % room[free] - place[free]
-    out = sessions.copies(
-        np.concatenate((np.arange(workload.n_programs), program)), np.concatenate((np.zeros(workload.n_programs, int), copy)),
-        np.concatenate((np.zeros(workload.n_programs), moved)),
-    )
+    every, none = np.arange(workload.n_programs), np.zeros(workload.n_programs, dtype=np.int64)
+    out = sessions.copies(*map(np.concatenate, ((every, program), (none, copy), (none.astype(float), moved))))
     return noted(out, f"rate raised {factor:g} times by cloning whole sessions at random offsets (seed {seed}): "
                       f"{workload.n_programs} -> {out.n_programs} sessions, {len(workload)} -> {len(out)} requests")
 
@@ -61,8 +59,8 @@ def resample_sessions(workload: Workload, seed: int) -> Workload:
     jitter = random.uniform(-1, 1, size=n) * (sessions.end - sessions.begin) / max(n, 1)
     earliest, latest = sessions.begin - sessions.first[program], sessions.end - sessions.last[program]
     out = sessions.copies(program, copy, np.where(copy > 0, np.clip(jitter, earliest, latest), 0.0))
-    return noted(out, f"resampled by whole sessions with replacement (seed {seed}): {len(np.unique(program))} of {n} sessions, "
-                      f"{len(out)} requests for {len(workload)}")
+    return noted(out, f"resampled by whole sessions with replacement (seed {seed}): {len(np.unique(program))} of {n} "
+                      f"sessions, {len(out)} requests for {len(workload)}")
 
 
 class _Sessions:
@@ -103,8 +101,8 @@ class _Sessions:
         self.local[by_owner] = np.arange(len(by_owner)) - starts[owner[by_owner]]
 
     def copies(self, program: np.ndarray, copy: np.ndarray, shift: np.ndarray) -> Workload:
-        """A workload of copies of sessions: copy k of `program[k]`, moved by `shift[k]` seconds; `copy[k]` = 0 keeps its ids.
-        Copy k is program k. Rows stand in order of time, those of a session in their own order."""
+        """A workload of copies of sessions: copy k of `program[k]`, moved by `shift[k]` seconds, becomes program k;
+        `copy[k]` = 0 keeps its ids. Rows stand in order of time, those of a session in their own order."""
         w = self.workload
         lengths = np.diff(self.offsets)[program]
         ends = np.cumsum(lengths)
@@ -141,7 +139,7 @@ class _Sessions:
         start = np.cumsum(need) - need + int(w.run_last.max(initial=-1)) + 1
         largest = int(start[-1] + need[-1]) if len(need) else 0
         if largest > ((1 << 63) - 1) // w.block_tokens - 1:  # block_keys multiplies by block_tokens
-            raise TraceError(w.source.name, "ids", found=int(w.run_last.max()), why="too large to number fresh ones after them")
+            raise TraceError(w.source.name, "ids", found=int(w.run_last.max()), why="too large for fresh ones after them")
         out = []
         for source, k in zip(row.tolist(), of.tolist(), strict=True):
             ids = w.ids(source)

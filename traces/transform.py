@@ -80,6 +80,7 @@ def scale_rate(workload: Workload, factor: float, seed: int) -> Workload:
     """The workload at `factor` times its rate, by thinning or cloning; pauses inside sessions stay as they were."""
     from simcore.traces.clone import clone_sessions
 
+    demand(workload, 0 < factor < np.inf, "factor", factor, "a finite number above 0")
     return thin(workload, factor, seed) if factor <= 1 else clone_sessions(workload, factor, seed)
 
 

@@ -239,6 +239,9 @@ def test_trace_cut(call, tmp_path):
     info = json.loads(out)
     assert code == 0 and 0 < info["requests"] < 12 and len(info["notes"]) >= 3
     assert (tmp_path / "c.csv").read_text().count("\n") == 1 + info["requests"]
+    code, out, _ = call("trace", "cut", "t.csv", "d.csv", "--clone", 2.0)
+    assert code == 0 and out == "80 requests written to d.csv\n"
+    refused(call("trace", "cut", "t.csv", "d.csv", "--clone", 0.5), "factor: found 0.5: allowed: a finite number of at")
     refused(call("trace", "cut", "t.csv", "c.parquet"), "output: found 'c.parquet': allowed: a file ending in")
     refused(call("trace", "cut", "t.csv", "c.csv", "--start", "soon"), "--start: found 'soon': allowed: a duration such")
     refused(call("trace", "cut", "t.csv", "c.csv", "--end", "3 d"), "--end: found '3 d': allowed: a duration such as 3s")

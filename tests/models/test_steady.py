@@ -177,8 +177,8 @@ def test_a_steady_window_is_summarised_as_if_the_rest_had_not_been_there() -> No
         assert summary[name] == whole[name]
     assert len(result.requests) == 12  # the tables keep all
     assert summary["window"]["from"] == 5.0 and summary["window"]["cut"] == 5
-    assert window_line(summary["window"]) == (
-        "Window: steady (MSER-5 over E2E in order of arrival): the first 5 of 12 requests are cut; 7 count, arrived from 5 s on")
+    assert window_line(summary["window"]) == ("Window: steady (MSER-5 over E2E in order of arrival): the first 5 of 12 "
+                                              "requests are cut; 7 count, arrived from 5 s on")
 
 
 @pytest.mark.parametrize("state", ["unstable", "none"])
