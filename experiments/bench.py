@@ -154,8 +154,10 @@ OWN_POLICIES = {
 
 def measure(bench: Bench, *, repeat: int = 3, path: SimPath = "planned") -> dict[str, Any]:
     """Speed of one workload; the keys are explained in docs/speed.md. Rates are per CPU-second."""
-    runs = [_in_own_process(bench.name, path) for _ in range(repeat)]
-    own = [_in_own_process(bench.name, path, own_policies=True) for _ in range(repeat)]
+    runs, own = [], []
+    for _ in range(repeat):  # in turn, so that a slow spell of the machine meets both
+        runs.append(_in_own_process(bench.name, path))
+        own.append(_in_own_process(bench.name, path, own_policies=True))
     n = runs[0]["requests"]
     rate = n / min(run["loop_seconds"] for run in runs)
     timeouts = max(run["timeouts"] for run in runs)
@@ -204,7 +206,7 @@ def play(name: str, path: SimPath, *, own_policies: bool = False) -> dict[str, A
         begun = time.process_time()
         write(result)
         whole += time.process_time() - begun
-    kept = ("decisions_per_request", "steps_per_request", "planned_share", "path", "why_not_planned")
+    kept = ("decisions_per_request", "stops_per_request", "steps_per_request", "planned_share", "path", "why_not_planned")
     return {
         "requests": len(workload), "loop_seconds": result.speed["cpu_seconds"], "whole_seconds": whole, "timeouts": timeouts,
         "peak_bytes": peak, "table_bytes": sum(int(t.memory_usage(index=False).sum()) for t in result.tables.values()),

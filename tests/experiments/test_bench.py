@@ -21,8 +21,8 @@ from simcore.traces.transform import head
 KEYS = {
     "requests", "completed", "requests_per_cpu_second", "with_tables", "with_python_policies", "requests_per_simpy_timeout",
     "simpy_timeouts_per_cpu_second", "output_tokens", "output_tokens_per_cpu_second", "decisions_per_request",
-    "steps_per_request", "planned_share", "path", "why_not_planned", "bytes_per_request", "table_bytes_per_request",
-    "simulated_seconds", "repeat",
+    "stops_per_request", "steps_per_request", "planned_share", "path", "why_not_planned", "bytes_per_request",
+    "table_bytes_per_request", "simulated_seconds", "repeat",
 }
 MACHINE = {"machine", "system", "cores", "python", "simcore", "numpy", "numba", "simpy", "pandas", "pyarrow"}
 COMMON = {"max_num_seqs": 256, "num_gpu_blocks": 28_000, "block_size": 16, "max_num_batched_tokens": 2_048}
