@@ -152,7 +152,7 @@ def sweep_study(
             except KeyboardInterrupt:
                 raise SystemExit(_interrupted(target)) from None
     arms = sweep.arms()
-    summary = {
+    summary: dict[str, Any] = {
         "axes": {axis: list(dict.fromkeys(run.values[axis] for run in sweep.runs)) for axis in sweep.axes},
         "window": study.window, "runs": len(sweep.runs), "finished": len(sweep.results), "arms": arms,
         "oracles": {arm.label: found for arm in file.arms if (found := oracles(arm.study, file.folder))},

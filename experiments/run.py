@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from simcore.errors import ConfigError, TraceError
 from simcore.experiments.study import Arm, PolicyConfig, Study, StudyFile, WorkloadConfig
 from simcore.lookup import construct, find_class
-from simcore.models.decision_points import KINDS, Policy
+from simcore.models.decision_points import KINDS, Policy, Retention
 from simcore.models.gpu import load_gpu
 from simcore.models.hf_config import load_llm
 from simcore.models.kv_capacity import KvCapacity, kv_capacity
@@ -137,7 +137,7 @@ def build_policies(study: Study, folder: Path) -> Policies:
 
     return Policies(
         admission=lambda replica: make("retention" if shared == "admission" else "admission"),
-        retention=lambda replica, admission: admission if shared else make("retention"),  # type: ignore[return-value]
+        retention=lambda replica, admission: cast(Retention, admission) if shared else make("retention"),
         replica_routing=lambda: make("replica_routing"),
     )
 

@@ -118,7 +118,8 @@ def compare_metric(
             why = "under some seed no request has this metric in both runs"
         return Difference(metric.name, metric.label, metric.unit, value_a, value_b, centre, float(low), float(high), n,
                           "seeds", metric.less_is_better, why, left_out)
-    pooled = _Pair(*(np.concatenate(column) for column in zip(*(p.columns() for p in per_seed), strict=True)))
+    a_, b_, wa, wb, arrival, e2e_ = (np.concatenate(c) for c in zip(*(p.columns() for p in per_seed), strict=True))
+    pooled = _Pair(a_, b_, wa, wb, arrival, e2e_)
     value_a, value_b = (_statistic(metric, v, w) * metric.scale for v, w in ((pooled.a, pooled.wa), (pooled.b, pooled.wb)))
     e2e = pooled.e2e[~np.isnan(pooled.e2e)]
     blocks, why = time_blocks(pooled.arrival, float(e2e.mean()) if len(e2e) else float("nan"))
@@ -152,7 +153,7 @@ def _paired(metric: Metric, a: pd.DataFrame, b: pd.DataFrame, slo: Slo) -> _Pair
     both = ~(np.isnan(va) | np.isnan(vb) | np.isnan(wa) | np.isnan(wb) | np.isnan(arrival))
     e2e = (a["e2e"].to_numpy(dtype=float) + b["e2e"].to_numpy(dtype=float)) / 2
     left_out = int((np.isnan(va) != np.isnan(vb)).sum())
-    return _Pair(*(column[both] for column in (va, vb, wa, wb, arrival, e2e)), left_out)
+    return _Pair(va[both], vb[both], wa[both], wb[both], arrival[both], e2e[both], left_out)
 
 
 def time_blocks(arrival: np.ndarray, mean_e2e: float) -> tuple[np.ndarray, str]:

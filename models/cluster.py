@@ -47,6 +47,8 @@ class Cluster:
         self._request_type = request_type
         self._log = log
         self._progress = progress
+        for replica in replicas:
+            replica.on_end, replica.look_ahead = self.request_ended, self.look_ahead
         self._views = [ReplicaView(replica) for replica in replicas]
         self._names = [f"replica {replica.id}" for replica in replicas]
         self._program_arrival: dict[int, float] = {}
@@ -85,6 +87,12 @@ class Cluster:
                 if i not in recorded:
                     self._record(self._request(i, nan), "unfinished", "had not arrived when the run ended")
         self._table.rows.sort(key=lambda row: row[0])
+
+    def let_go(self) -> None:
+        """Undo the ties from the replicas back to here, so that the memory of a run is free as soon as it is over."""
+        for replica in self.replicas:
+            del replica.on_end, replica.look_ahead
+        self._views = []
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ POOL_COUNTERS = 2
 
 
 @numba.njit(cache=True, inline="always")
-def _place(key: int, mask: int) -> int:
+def _place(key, mask):
     x = np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

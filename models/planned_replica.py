@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -37,14 +36,12 @@ class PlannedReplica(Replica):
     scheduler: PlannedScheduler
 
     def __init__(
-        self, sim: Simulation, id: int, scheduler: PlannedScheduler, executor: SimulatedExecutor,
-        on_end: Callable[[Request], None], *, boundaries: Boundaries,
+        self, sim: Simulation, id: int, scheduler: PlannedScheduler, executor: SimulatedExecutor, *, boundaries: Boundaries,
         listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
     ) -> None:
         super().__init__(
-            sim, id, scheduler, executor, on_end, listeners=listeners, steps=steps, sample_every=sample_every)
+            sim, id, scheduler, executor, listeners=listeners, steps=steps, sample_every=sample_every)
         self._boundaries = boundaries
-        self.look_ahead: Callable[[], float] = _no_end  # from when on a plan is likely to be cut: it need not go further
         self._planned = self._done = 0
         self._committed = 0  # steps
         self._cut_at = -1.0  # when the plan was last cut
@@ -244,7 +241,3 @@ class PlannedReplica(Replica):
     @property
     def busy_seconds(self) -> float:
         return float(self._floats[kernels.BUSY])
-
-
-def _no_end() -> float:
-    return inf

@@ -29,6 +29,10 @@ class PlannedRequest(Request):
 
     __slots__ = ("column", "row_blocks", "rows")
 
+    column: int
+    row_blocks: np.ndarray  # int64[columns, blocks]
+    rows: np.ndarray  # int64[fields, columns]
+
     no_keys = np.zeros(0, dtype=np.int64)
 
     @staticmethod
@@ -126,7 +130,7 @@ class PlannedScheduler(Scheduler):
     # What others look at is up to date; code that runs at a decision, when nothing lags, uses `_pool` and `_running`.
 
     @property
-    def pool(self) -> PlannedPool:  # type: ignore[override]
+    def pool(self) -> PlannedPool:
         self.catch_up()
         return self._pool
 

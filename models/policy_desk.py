@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcore.errors import PolicyError
 from simcore.models.decision_points import Admission, Extend, Pin, Policy, Refuse, Release, Retention, Room, Swap, Unpin
@@ -16,9 +16,6 @@ from simcore.models.facts import Admitted, Fact, Listeners, PinDropped, Preempte
 from simcore.models.request import Request
 from simcore.models.views import Engine, Pinned, Running, Turn
 from simcore.models.waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from simcore.models.block_pool import BlockPool
 
 Log = Callable[[float, str, int, str], None]  # (now, decision point, request or program, answer)
 
@@ -40,7 +37,7 @@ class PolicyDesk:
     """Base of a scheduler. A method that a policy does not override is not asked (its default is carried out at once) and
     costs no `decision_seconds`."""
 
-    pool: BlockPool
+    pool: Any  # a BlockPool, or one with the same interface
     running: list[Request]
 
     def __init__(
@@ -146,7 +143,7 @@ class PolicyDesk:
         elif isinstance(answer, Pin):
             self._pin(request, answer)
         else:
-            self._illegal(answer, "at_turn_end", "Release, Pin")
+            raise self._illegal(answer, "at_turn_end", "Release, Pin")
         request.blocks = []
 
     def _give_back(self, request: Request, reuse: str = "lru") -> None:
@@ -181,7 +178,7 @@ class PolicyDesk:
         self._charge(self.retention)
         for answer in answers:
             if not isinstance(answer, (Unpin, Extend)):
-                self._illegal(answer, "review", "Unpin, Extend")
+                raise self._illegal(answer, "review", "Unpin, Extend")
             if answer.program not in self.pins:
                 raise PolicyError(self.retention, self.now, f"review answered {answer!r}; that program has no pin")
             if isinstance(answer, Unpin):
@@ -265,10 +262,10 @@ class PolicyDesk:
         if self._log is not None:
             self._log(self.now, kind, id, answer)
 
-    def _illegal(self, answer: object, method: str, allowed: str) -> None:
+    def _illegal(self, answer: object, method: str, allowed: str) -> PolicyError:
         if isinstance(answer, Swap):
-            raise PolicyError(self.retention, self.now, f"{method} answered {answer!r}; this engine has no lower tier")
-        raise PolicyError(self.retention, self.now, f"{method} answered {answer!r}; allowed: {allowed}")
+            return PolicyError(self.retention, self.now, f"{method} answered {answer!r}; this engine has no lower tier")
+        return PolicyError(self.retention, self.now, f"{method} answered {answer!r}; allowed: {allowed}")
 
 
 def view_of(request: Request, policy: Policy) -> Running:

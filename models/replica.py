@@ -34,12 +34,12 @@ class _InFlight:
 class Replica:
     """Runs batch after batch: complete the oldest, decide the next, start it; idle until something arrives.
 
-    Requests leave through `on_end(request)`. `sample_every` (s) is the least time between two rows of the steps table
-    (taken at step ends, never by a timer); inf = none.
+    Requests leave through `on_end(request)`, which the cluster sets. `sample_every` (s) is the least time between two rows
+    of the steps table (taken at step ends, never by a timer); inf = none.
     """
 
     def __init__(
-        self, sim: Simulation, id: int, scheduler: Scheduler, executor: Executor, on_end: Callable[[Request], None], *,
+        self, sim: Simulation, id: int, scheduler: Scheduler, executor: Executor, *,
         listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
     ) -> None:
         self.sim = sim
@@ -54,7 +54,8 @@ class Replica:
         chunked = settings.enable_chunked_prefill
         self._limits = (scheduler.max_model_len, settings.block_size, scheduler.pool.usable,
                         inf if chunked else settings.step_budget)
-        self._on_end = on_end
+        self.on_end: Callable[[Request], None] = _nobody_listens
+        self.look_ahead: Callable[[], float] = _no_end  # from when on the next arrivals will have come
         self._depth = 2 if scheduler.settings.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
         self._boundary_call: Call | None = None
@@ -102,7 +103,7 @@ class Replica:
         if reason:
             request.state, request.reason, request.ended = "refused", reason, now
             self.scheduler._note("refuse", request.id, reason)
-            self._on_end(request)
+            self.on_end(request)
             return
         self.scheduler.add(request, now, gap)
         self._news = True
@@ -201,7 +202,7 @@ class Replica:
         for request in finished:
             request.ended = now
             self._news = True
-            self._on_end(request)
+            self.on_end(request)
 
     def _sample(self, batch: Batch, completion: Completion, now: float) -> None:
         assert self._steps is not None
@@ -259,3 +260,11 @@ class Replica:
                 f"replica {self.id} at t={self.sim.now:.6f} s: {self._fruitless_steps} steps and {self._fruitless_tokens} "
                 f"computed tokens brought no output token; running requests {running}, waiting requests {waiting}"
             )
+
+
+def _nobody_listens(request: Request) -> None:
+    pass
+
+
+def _no_end() -> float:
+    return inf

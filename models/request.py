@@ -82,7 +82,7 @@ class Request:
     no_keys: Any = ()
 
     @staticmethod
-    def keys_of(workload: Workload, i: int, block_size: int) -> list[int]:
+    def keys_of(workload: Workload, i: int, block_size: int) -> Any:
         """The keys of request i in the form that this path reads fastest."""
         return workload.block_keys(i, block_size).tolist()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
+from typing import Any
 
 from simcore.models.batch import Batch, Outcomes, WakeAt
 from simcore.models.block_pool import BlockPool
@@ -23,7 +24,7 @@ from simcore.models.request import NEVER, Request
 class Scheduler(PolicyDesk):
     """See the module. `num_blocks` is vLLM's num_gpu_blocks (block 0 included)."""
 
-    pool_type = BlockPool
+    pool_type: type[Any] = BlockPool
 
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,

@@ -150,9 +150,6 @@ def serve(
     used: list[Policy] = [router]
     replicas: list[Replica] = []
 
-    def on_end(request: Request) -> None:
-        cluster.request_ended(request)
-
     note = decisions.append
 
     pairs = []
@@ -173,18 +170,14 @@ def serve(
         places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
         if obstacles:
             scheduler = Scheduler(settings, deployment.num_blocks, admission, retention, **options)
-            replicas.append(Replica(sim, r, scheduler, deployment.executor(), on_end, **places))
+            replicas.append(Replica(sim, r, scheduler, deployment.executor(), **places))
         else:
             planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(PlannedReplica(
-                sim, r, planner, deployment.executor(), on_end, boundaries=boundaries, **places))
+                sim, r, planner, deployment.executor(), boundaries=boundaries, **places))
     cluster = Cluster(
         sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
         request_type=Request if obstacles else PlannedRequest, log=lambda *row: note(row), progress=progress)
-    for replica in replicas:
-        replica._on_end = cluster.request_ended
-        if isinstance(replica, PlannedReplica):
-            replica.look_ahead = cluster.look_ahead
     cluster.start()
     try:
         sim.run_until(horizon)
@@ -194,6 +187,7 @@ def serve(
     stuck = sim.peek() == inf
     cut = not stuck and cluster.ended < len(workload)
     cluster.close(stuck=stuck)
+    cluster.let_go()
     ended_wall, ended_cpu = time.perf_counter(), time.process_time()
 
     steps.rows.sort(key=lambda row: (row[0], row[1]))  # the planned path notes a step when somebody looks

@@ -127,7 +127,7 @@ def test_the_watchdog_ends_vllms_own_livelock() -> None:
     settings = EngineSettings(
         block_size=4, enable_prefix_caching=False, scheduler_reserve_full_isl=False, max_num_batched_tokens=8)
     sim = Simulation()
-    replica = Trusting(sim, 0, Scheduler(settings, 4, Fcfs(), Lru()), SimulatedExecutor(tables()), lambda request: None)
+    replica = Trusting(sim, 0, Scheduler(settings, 4, Fcfs(), Lru()), SimulatedExecutor(tables()))
     request = Request(7, 30, 1, keys=list(range(7)))
     sim.at(0.0, replica.submit, args=(request, 0.0))
     with pytest.raises(NoProgress, match=r"(running|waiting) requests \[7\]"):
