@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 _PERCENTILES = (50, 75, 90, 95, 99)
+_PORTION = 2000  # requests whose token times are held at once
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,29 @@ def token_times(runs: Sequence[int], step_ends: np.ndarray) -> np.ndarray:
     return np.concatenate([step_ends[a:b] for a, b in zip(runs[::2], runs[1::2], strict=True)])
 
 
+def gaps_and_rates(
+    token_steps: dict[int, list[int]], served_by: Sequence[int], step_ends: list[np.ndarray], start: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """All gaps between tokens of one request (float64, s), request by request; and the tokens delivered in each whole
+    second from `start` on (int64). Requests are taken in portions, so that the token times need not be held at once."""
+    ids = sorted(token_steps)
+    counts = np.array([sum(token_steps[i][1::2]) - sum(token_steps[i][::2]) for i in ids], dtype=np.int64)
+    gaps = np.empty(int(counts.sum()) - len(ids))
+    latest = max((ends[-1] for ends in step_ends if len(ends)), default=start)
+    rates = np.zeros(int(latest - start) + 1 if latest >= start else 1, dtype=np.int64)
+    filled = 0
+    for first in range(0, len(ids), _PORTION):
+        portion = ids[first : first + _PORTION]
+        times = np.concatenate([token_times(token_steps[i], step_ends[served_by[i]]) for i in portion])
+        rates += np.bincount((times - start).astype(np.int64), minlength=len(rates))
+        within = np.ones(len(times), dtype=bool)
+        within[np.cumsum(counts[first : first + _PORTION]) - 1] = False  # a last token is followed by no gap
+        found = np.diff(times)[within[:-1]]
+        gaps[filled : filled + len(found)] = found
+        filled += len(found)
+    return gaps, rates
+
+
 def programs_table(requests: pd.DataFrame) -> pd.DataFrame:
     """One row a program: when it arrived and ended, its JCT (NaN unless every turn finished) and its sums."""
     grouped = requests.groupby("program", sort=True)
@@ -92,11 +116,12 @@ def distribution(values: np.ndarray) -> dict[str, float]:
 
 
 def summarise(
-    requests: pd.DataFrame, itls: np.ndarray, token_times: np.ndarray, *, slo: Slo, gpus: int,
+    requests: pd.DataFrame, itls: np.ndarray, tokens_per_second: np.ndarray, *, slo: Slo, gpus: int,
     usd_per_gpu_hour: float | None, busy_seconds: Sequence[float], cut_at: float | None = None,
 ) -> dict[str, Any]:
-    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps, `token_times`: when all tokens
-    were delivered (s); one busy time a replica; `cut_at`: the horizon, if it cut the run."""
+    """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps (s); `tokens_per_second`: tokens
+    delivered in each whole second from the first arrival; one busy time a replica; `cut_at`: the horizon, if it cut the
+    run."""
     status = requests["status"].value_counts()
     finished = requests[requests["status"] == "finished"]
     duration = run_seconds(requests, cut_at)
@@ -114,7 +139,7 @@ def summarise(
         "request_goodput": _rate(int(good.sum()), duration),
         "output_throughput": _rate(output, duration),
         "total_token_throughput": _rate(prompt + output, duration),
-        "max_output_tokens_per_s": most_per_second(token_times, requests),
+        "max_output_tokens_per_s": int(tokens_per_second.max(initial=0)),
         "max_concurrent_requests": _max_concurrent(requests),
     }
     metrics: Mapping[str, np.ndarray] = {
@@ -142,13 +167,6 @@ def summarise(
         out["usd"] / (good_tokens / 1e6) if out["usd"] is not None and good_tokens else None
     )
     return out
-
-
-def most_per_second(token_times: np.ndarray, requests: pd.DataFrame) -> int:
-    """Most tokens delivered in one second, counted in whole seconds from the first arrival, as `vllm bench serve`."""
-    if not len(token_times):
-        return 0
-    return int(np.bincount((token_times - requests["arrival"].min()).astype(np.int64)).max())
 
 
 def run_seconds(requests: pd.DataFrame, cut_at: float | None = None) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Re
 from simcore.models.engine import EngineSettings
 from simcore.models.executor import SimulatedExecutor
 from simcore.models.facts import Listeners, StepEnded
-from simcore.models.metrics import Slo, programs_table, summarise, token_times, with_metrics
+from simcore.models.metrics import Slo, gaps_and_rates, programs_table, summarise, token_times, with_metrics
 from simcore.models.planned_replica import Boundaries, PlannedReplica
 from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
 from simcore.models.replica import STEP_COLUMNS, Replica
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DECISION_COLUMNS = {"time": "float64", "kind": "string", "replica": "int64", "request": "int64", "answer": "string"}
-Kind = TypeVar("Kind", bound=Policy)
 
 
 @dataclass(frozen=True)
@@ -199,9 +198,10 @@ def serve(
     step_ends = [np.array(replica.step_ends) for replica in replicas]
     result = RunResult(
         tables, {}, {}, tuple(sorted({type(p).__name__ for p in used if p.oracle})), step_ends, cluster.token_steps)
-    times, gaps = _token_times_and_gaps(cluster.token_steps, tables["requests"]["replica"].tolist(), step_ends)
+    gaps, rates = gaps_and_rates(
+        cluster.token_steps, tables["requests"]["replica"].tolist(), step_ends, float(tables["requests"]["arrival"].min()))
     result.summary = summarise(
-        tables["requests"], gaps, times, slo=slo or Slo(),
+        tables["requests"], gaps, rates, slo=slo or Slo(),
         gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
         busy_seconds=[replica.busy_seconds for replica in replicas], cut_at=horizon if cut else None,
     )
@@ -245,19 +245,3 @@ def _path_speed(replicas: Sequence[Replica], steps: int, requests: int) -> dict[
         "planned_share": (steps - long_way) / steps if planned and steps else 0.0,
         "stops_per_request": sum(r.stops for r in planned) / requests if planned and requests else None,
     }
-
-
-def _token_times_and_gaps(
-    token_steps: dict[int, list[int]], served_by: Sequence[int], step_ends: list[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """When every token of the run was delivered, request by request, and all gaps between tokens of one request (s)."""
-    runs = [token_steps[i] for i in sorted(token_steps)]
-    ends = [step_ends[served_by[i]] for i in sorted(token_steps)]
-    counts = np.array([sum(r[1::2]) - sum(r[::2]) for r in runs], dtype=np.int64)
-    stops = np.cumsum(counts)
-    times = np.empty(int(stops[-1]) if len(stops) else 0)
-    for r, of_replica, stop, count in zip(runs, ends, stops.tolist(), counts.tolist(), strict=True):
-        times[stop - count : stop] = token_times(r, of_replica)
-    within = np.ones(max(0, len(times) - 1), dtype=bool)
-    within[stops[:-1] - 1] = False  # from one request's last token to the next one's first is no gap
-    return times, np.diff(times)[within]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from simcore.models.metrics import Slo, summarise
+from simcore.models.metrics import Slo, gaps_and_rates, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,17 +154,15 @@ def apply_window(
     keep every request. A run that shows no steady mean keeps its counts, duration and throughput, and has no latencies."""
     if window.state == "steady":
         counted = result.requests.iloc[window.cut :]
-        times = [result.token_times(i) for i in sorted(result.token_steps) if i >= window.cut]
+        kept = {i: runs for i, runs in result.token_steps.items() if i >= window.cut}
+        gaps, rates = gaps_and_rates(
+            kept, result.requests["replica"].tolist(), result.step_ends, float(counted["arrival"].min()))
         cut_at = horizon if horizon < inf and (result.requests["status"] == "unfinished").any() else None
         fresh = summarise(
-            counted, _joined([np.diff(t) for t in times]), _joined(times), slo=slo, gpus=gpus,
+            counted, gaps, rates, slo=slo, gpus=gpus,
             usd_per_gpu_hour=usd_per_gpu_hour, busy_seconds=[nan], cut_at=cut_at,
         )
         result.summary |= {key: value for key, value in fresh.items() if key != "utilization"}
     elif not window.shown:
         result.summary |= {key: nan for key in result.summary if key.endswith("_ms") or key in _OF_THE_WINDOW}
     result.summary["window"] = window.described(result.requests)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0)

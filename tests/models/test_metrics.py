@@ -61,12 +61,12 @@ def test_an_slo_is_met_at_its_limit_and_only_by_finished_requests(requests: pd.D
 
 def test_summary(requests: pd.DataFrame) -> None:
     gaps = np.array([0.5, 0.5, 1.0, 0.0])
-    times = np.array([10.2, 10.9, 11.1, 17.5])
+    rates = np.array([2, 1, 0, 0, 0, 0, 0, 1])
     summary = summarise(
-        requests, gaps, times, slo=Slo(ttft_ms=1000), gpus=4, usd_per_gpu_hour=9.0, busy_seconds=[4.0, 2.0])
+        requests, gaps, rates, slo=Slo(ttft_ms=1000), gpus=4, usd_per_gpu_hour=9.0, busy_seconds=[4.0, 2.0])
     assert summary["duration"] == 8.0  # 10 -> 18
     assert (summary["completed"], summary["failed"]) == (4, 3)
-    assert summary["max_output_tokens_per_s"] == 2  # in the second from 10 to 11
+    assert summary["max_output_tokens_per_s"] == 2
     assert (summary["refused"], summary["cancelled"], summary["unfinished"]) == (1, 1, 1)
     assert summary["request_throughput"] == 4 / 8
     assert summary["request_goodput"] == 3 / 8 and summary["slo_attainment"] == 3 / 7
