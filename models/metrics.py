@@ -107,7 +107,9 @@ def programs_table(requests: pd.DataFrame) -> pd.DataFrame:
 
 def distribution(values: np.ndarray) -> dict[str, float]:
     """mean, std, min, max and percentiles of the defined values; all NaN if there are none."""
-    values = values[~np.isnan(values)]
+    undefined = np.isnan(values)
+    if undefined.any():
+        values = values[~undefined]
     if not len(values):
         return dict.fromkeys(("mean", "std", "min", "max", *(f"p{p}" for p in _PERCENTILES)), float("nan"))
     out = {"mean": float(values.mean()), "std": float(values.std()), "min": float(values.min()), "max": float(values.max())}
