@@ -13,7 +13,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto
 
+# The heavier checks; the kernels once with bounds checking, since an index out of range would corrupt silently.
 study: $(VENV)/.installed-dev
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=out/boundscheck $(BIN)/python -m pytest -m study tests/models/test_planned_path.py
 	$(BIN)/python -m pytest -m study
 
 lint: $(VENV)/.installed-dev

@@ -159,14 +159,20 @@ def _headline(
 ) -> list[str]:
     """First the verdict, then each arm against the first."""
     first = judged[0]
-    beaten = [label for label, d in zip(others, best, strict=True) if d.known and d.better]
+    beaten = [label for label, d in zip(others, best, strict=True) if d.clear_of_zero(len(best)) and d.better]
     open_ = [label for label in others if label not in beaten]
     why = next((d.why for d in best if d.why), "")
     unit = "%" if first.unit == "points" else first.unit
     leads = judged[winner - 1].b if winner else first.a
     value = f"{first.label} {leads:,.4g} {unit}"
+    left_out = max(d.left_out for d in [*judged, *best])
     if leads != leads:
         verdict = f"No policy has a {first.label}: {why}."
+    elif left_out:
+        verdict = (f"No verdict by {first.label}: {left_out:,} requests did not finish under every policy, and one that "
+                   "sheds the slow ones looks fast; --set compare.headline=goodput_share judges all of them.")
+    elif not any(d.difference for d in judged):
+        verdict = f"No difference at all: {value} under every policy."
     elif not open_:
         verdict = f"{labels[winner]} is best: {value}; better than {_names(beaten)} with 95% confidence."
     elif beaten:
@@ -190,7 +196,7 @@ def _sentence(d: Difference) -> str:
         return f"{d.label} {_value(d.a)} -> {_value(d.b)} {unit}: {d.why}."
     text = f"{d.label} {d.a:,.4g} -> {d.b:,.4g} {unit}, {d.difference:+,.4g}{share}"
     if d.left_out:
-        text += f" (without {d.left_out} requests that only one of the runs finished)"
+        text += f" (without {d.left_out} requests that did not finish in both runs)"
     if d.why:
         return f"{text}; no interval: {d.why}."
     interval = f"95% interval {d.low:+,.4g} to {d.high:+,.4g} over {d.units} {d.method}"
@@ -224,11 +230,11 @@ def _decision(row: tuple[Any, ...]) -> str:
 
 
 def _carriers(a: pd.DataFrame, b: pd.DataFrame, count: int = 5) -> pd.DataFrame:
-    """The requests that carry the difference in mean E2E: largest changes first, with their share of the summed change."""
+    """The requests that carry the difference in mean E2E: largest changes first, with their share of all changes."""
     import numpy as np
 
     change = (b["e2e"] - a["e2e"]).to_numpy()
-    total = np.nansum(change)
+    total = np.nansum(np.abs(change))
     order = np.argsort(-np.nan_to_num(np.abs(change)), kind="stable")[:count]
     out = a.iloc[order][["request", "program", "turn", "input_tokens", "output_tokens"]].copy()
     out["e2e_first"], out["e2e_other"] = a["e2e"].to_numpy()[order], b["e2e"].to_numpy()[order]

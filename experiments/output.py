@@ -82,7 +82,7 @@ def shared(facts: list[dict[str, Any]]) -> dict[str, Any]:
 def write_config(path: Path, study: Study, origin: Path) -> None:
     """The study with every default filled in; it can be run again as it stands, from anywhere on this machine (`origin`:
     the folder that its relative paths start from)."""
-    values = {**study.model_dump(mode="json"), "folder": str(origin)}
+    values = {**study.model_dump(), "folder": str(origin)}
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 

@@ -131,12 +131,12 @@ def print_comparison(console: Console, comparison: Comparison, assumed: Sequence
     for label, ds in comparison.differences.items():
         left_out = max(d.left_out for d in ds)
         if left_out:
-            console.print(f"Left out of {label}'s pairs: {left_out:,} requests that only one of the two runs finished; "
+            console.print(f"Left out of {label}'s pairs: {left_out:,} requests that did not finish in both runs; "
                           "a policy that refuses the slow ones looks fast", style="bold yellow", highlight=False)
     for label, frame in comparison.carriers.items():
         requests = ", ".join(str(r) for r in frame["request"])
-        share = 100 * float(frame["share_of_change"].sum())
-        console.print(f"Largest changes of E2E under {label}: requests {requests} ({share:.0f}% of the summed change)",
+        share = 100 * float(frame["share_of_change"].abs().sum())
+        console.print(f"Largest changes of E2E under {label}: requests {requests} ({share:.0f}% of all changes)",
                       style="dim", highlight=False)
     for label, found in comparison.oracles.items():
         console.print(f"ORACLE: {label} uses the true future ({', '.join(found)})", style="bold yellow")

@@ -42,6 +42,7 @@ class Metric:
     weights: Callable[[pd.DataFrame, Slo], np.ndarray] | None = None
     scale: float = 1.0  # from the value to the unit
     less_is_better: bool = True
+    needs_end: bool = True  # a request that did not finish has no value, or one that is too good
 
 
 def _column(name: str) -> Callable[[pd.DataFrame, Slo], np.ndarray]:
@@ -66,9 +67,10 @@ METRICS: list[Metric] = [
     *_timing("ttft", "TTFT"),
     *_timing("tpot", "TPOT"),
     *_timing("e2e", "E2E"),
-    Metric("goodput_share", "Requests within SLO", "points", "mean", _good, scale=100.0, less_is_better=False),
+    Metric("goodput_share", "Requests within SLO", "points", "mean", _good, scale=100.0, less_is_better=False,
+           needs_end=False),
     Metric("hit_rate", "Prefix hit rate", "points", "ratio", _admitted("cached_tokens"), _admitted("input_tokens"),
-           scale=100.0, less_is_better=False),
+           scale=100.0, less_is_better=False, needs_end=False),
 ]
 
 
@@ -88,12 +90,21 @@ class Difference:
     method: str
     less_is_better: bool
     why: str = ""
-    left_out: int = 0  # requests for which only one of the two runs has the metric, so that they cannot be paired
+    left_out: int = 0  # requests that did not finish in both runs, where the metric needs that
 
     @property
     def known(self) -> bool:
         """Whether the interval excludes no difference."""
-        return self.low > 0 or self.high < 0
+        return self.clear_of_zero()
+
+    def clear_of_zero(self, comparisons: int = 1) -> bool:
+        """Whether the interval excludes no difference when it is one of so many, all of which are to hold with 95%
+        confidence together (Bonferroni)."""
+        if self.why or self.units < 2:
+            return False
+        centre, half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        half *= _t(self.units - 1, comparisons) / _t(self.units - 1)
+        return centre - half > 0 or centre + half < 0
 
     @property
     def better(self) -> bool:
@@ -152,7 +163,8 @@ def _paired(metric: Metric, a: pd.DataFrame, b: pd.DataFrame, slo: Slo) -> _Pair
     arrival = a["arrival"].to_numpy(dtype=float)
     both = ~(np.isnan(va) | np.isnan(vb) | np.isnan(wa) | np.isnan(wb) | np.isnan(arrival))
     e2e = (a["e2e"].to_numpy(dtype=float) + b["e2e"].to_numpy(dtype=float)) / 2
-    left_out = int((np.isnan(va) != np.isnan(vb)).sum())
+    ended = ~(a["e2e"].isna() | b["e2e"].isna()).to_numpy()
+    left_out = int((~ended & ~np.isnan(arrival)).sum()) if metric.needs_end else 0
     return _Pair(va[both], vb[both], wa[both], wb[both], arrival[both], e2e[both], left_out)
 
 
@@ -207,7 +219,7 @@ def _statistic(metric: Metric, values: np.ndarray, weights: np.ndarray) -> float
     return float(np.percentile(values, float(metric.statistic[1:])))
 
 
-def _t(degrees: int) -> float:
+def _t(degrees: int, comparisons: int = 1) -> float:
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) if degrees > 0 else float("nan")
+    return float(stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2 / comparisons)) if degrees > 0 else float("nan")

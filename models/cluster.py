@@ -216,7 +216,7 @@ class Cluster:
         if type(fact) in self.router.observes:
             self.router.observe(fact)
         for replica in self.replicas:
-            replica.scheduler.hear(fact)
+            replica.hear(fact)
 
     def _ask_router_wakeup(self) -> None:
         if self._router_wakes and self.ended < len(self.workload):

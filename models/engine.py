@@ -18,7 +18,7 @@ class EngineSettings(BaseModel):
 
     version: Version = "0.33.0"
     block_size: Positive = 16
-    num_gpu_blocks: Annotated[int, Field(ge=2)] | None = Field(
+    num_gpu_blocks: Annotated[int, Field(ge=2, le=20_000_000)] | None = Field(
         None, description="as vLLM logs it, block 0 (never handed out) included; None = estimated from the GPU's memory"
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9

@@ -9,7 +9,7 @@ import numpy as np
 from simcore.models import plan_kernels as kernels
 from simcore.models.batch import Batch
 from simcore.models.executor import SimulatedExecutor
-from simcore.models.facts import Listeners
+from simcore.models.facts import Fact, Listeners
 from simcore.models.planned_scheduler import PlannedScheduler
 from simcore.models.replica import DECIDES, Replica
 from simcore.models.request import Request
@@ -116,6 +116,7 @@ class PlannedReplica(Replica):
             return
         scheduler._decision_seconds = 0.0
         self._preempted = 0
+        self._watch(scheduler.settings.step_budget - scheduler._left if decided else len(scheduler._running))
         self._await_boundary()
 
     def _await_boundary(self) -> None:
@@ -127,6 +128,11 @@ class PlannedReplica(Replica):
         if self._planned:
             self._cut_now()  # before the queue grows: what ends at this very instant has not seen the newcomer
         super().submit(request, gap)
+
+    def hear(self, fact: Fact) -> None:
+        if self._planned and any(type(fact) in p.observes for p in (self.scheduler.admission, self.scheduler.retention)):
+            self._cut_now()
+        super().hear(fact)
 
     def _poke(self) -> None:
         if self._planned:
@@ -176,6 +182,12 @@ class PlannedReplica(Replica):
             self._cut(done + 1)
             self._boundary_call = self.sim.at(now, self._decide, BOUNDARY, id=DECIDES + self.id)
             self._complete(now)
+
+    def settle(self) -> None:
+        due = int(self._plan_ends[self._done : self._planned].searchsorted(self.sim.now, side="right"))
+        if due:
+            self._commit(due, final=False)
+            self._planned = max(self._planned, self._done + 1)  # the step in flight stays in flight
 
     def _commit(self, steps: int, *, final: bool) -> int:
         """Apply planned steps to the arrays; returns how many requests have their last token."""

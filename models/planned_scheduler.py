@@ -125,7 +125,7 @@ class PlannedScheduler(Scheduler):
         self.arrays = (self.rows, self.order, self.kernel_settings, pool.blocks, pool.table, pool.counters, self.row_blocks,
                        self.row_keys)
         self._left = 0  # of the step's token budget
-        self.long_way = 0  # steps that were decided request by request
+        self.long_way = 0  # steps that were decided request by request, or alone because somebody is asked at each
 
     # What others look at is up to date; code that runs at a decision, when nothing lags, uses `_pool` and `_running`.
 
@@ -159,10 +159,12 @@ class PlannedScheduler(Scheduler):
     # --- one decision -------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch:
+        long_way = self.long_way
         batch = super().schedule(now)
         self._note_blocked()
         if batch.preempted or (self.pins and self.blocked == kernels.NO_ROOM):
             self.blocked = kernels.ASK_EVERY_STEP
+            self.long_way = long_way + 1
         return batch
 
     def decide_simply(self, now: float) -> bool | None:

@@ -11,7 +11,7 @@ from simcore.errors import NoProgress, PolicyError
 from simcore.models.batch import Batch
 from simcore.models.decision_points import Policy
 from simcore.models.executor import Completion, Executor
-from simcore.models.facts import Listeners, StepEnded
+from simcore.models.facts import Fact, Listeners, StepEnded
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
 from simcore.recorder import Table
@@ -72,6 +72,9 @@ class Replica:
         self._fruitless_steps = 0  # since the last delivered token
         self._fruitless_tokens = 0
 
+    def settle(self) -> None:
+        """The run is cut here: what has come to pass by now is on record."""
+
     # --- the record ---------------------------------------------------------------------------------------------------
 
     @property
@@ -108,6 +111,10 @@ class Replica:
         self.scheduler.add(request, now, gap)
         self._news = True
         self._poke()
+
+    def hear(self, fact: Fact) -> None:
+        """A fact from outside, for this replica's own policies; it may move waiters in the queue."""
+        self.scheduler.hear(fact)
 
     def end_program(self, program: int) -> None:
         """The client says that the program is over; blocks that were pinned for it may let a waiting request in."""
@@ -156,12 +163,12 @@ class Replica:
             if batch.effects:
                 self._wake_at(min(effect.time for effect in batch.effects))
             if not batch.tokens:
-                self._watch(batch)
+                self._watch(batch.tokens)
                 if batch.preempted and not self._busy:
                     continue  # only blocks were given back: as vLLM's loop does, decide again with what is free now
                 break
             self._start(batch, now)
-            self._watch(batch)
+            self._watch(batch.tokens)
         self._await_boundary()
         if self._waking and self._news and not scheduler.idle:
             self._news = False
@@ -243,10 +250,9 @@ class Replica:
 
     # --- watchdog -----------------------------------------------------------------------------------------------------
 
-    def _watch(self, batch: Batch) -> None:
+    def _watch(self, tokens: int) -> None:
         """End a run whose decisions bring no token: preemption for ever, or wake-ups that change nothing."""
         self._fruitless_steps += 1
-        tokens = batch.tokens
         self._computed_tokens += tokens
         self._fruitless_tokens += tokens
         if self._fruitless_steps < _PATIENCE:

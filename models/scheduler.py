@@ -252,9 +252,9 @@ class Scheduler(PolicyDesk):
             request.capacity = len(request.blocks) * block
             request.computed = cached
             request.next_hash = cached + block if self._caching else NEVER
-            self._start_running(request, cached)
             if cached + count >= request.next_hash:
                 self._register(request, cached + count)
+            self._start_running(request, cached)
             batch.requests.append(request)
             batch.counts.append(count)
             budget -= count

@@ -185,6 +185,8 @@ def serve(
         raise
     stuck = sim.peek() == inf
     cut = not stuck and cluster.ended < len(workload)
+    for replica in replicas:
+        replica.settle()
     cluster.close(stuck=stuck)
     cluster.let_go()
     ended_wall, ended_cpu = time.perf_counter(), time.process_time()
@@ -238,7 +240,8 @@ def not_planned(settings: EngineSettings, policies: Sequence[Policy]) -> list[st
 
 def _path_speed(replicas: Sequence[Replica], steps: int, requests: int) -> dict[str, Any]:
     """How a run took the planned path: the share of its steps that the kernels decided (the others were decided request by
-    request, because someone had to be preempted), and how often a request a plan ended in a decision."""
+    request, because someone had to be preempted, or alone, because pins had to be asked about at each), and how often a
+    request a plan ended in a decision."""
     planned = [r for r in replicas if isinstance(r, PlannedReplica)]
     long_way = sum(r.scheduler.long_way for r in planned)
     return {

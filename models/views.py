@@ -77,6 +77,11 @@ class Turn:
         return self._request.priority
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, whatever has been generated since."""
+        return self._request.input_tokens
+
+    @property
     def context_tokens(self) -> int:
         """Tokens known so far: the prompt, and what has been generated."""
         return self._request.known

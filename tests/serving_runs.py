@@ -99,6 +99,7 @@ def _watched_scheduler(seen: Witness) -> type[Scheduler]:
 
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **more)
+            self.last_head = (-1, 0)  # the blocked head of the queue, and the tokens that it would have reused
             seen.schedulers.append(self)
 
         def schedule(self, now: float) -> Batch:
@@ -110,6 +111,11 @@ def _watched_scheduler(seen: Witness) -> type[Scheduler]:
             assert len({id(request) for request in batch.requests}) == len(batch.requests)
             for request, count in zip(batch.requests, batch.counts, strict=True):
                 seen.computed[request.id] += count
+            if self.queue and batch.tokens and len(self.running) < self._max_running and not batch.preempted:
+                seen.counts["blocked heads"] += 1
+                head, hits = self.queue.head(), self.cached_tokens(self.queue.head())
+                seen.counts["heads that lost hits"] += self.last_head[0] == head.id and hits < self.last_head[1]
+                self.last_head = (head.id, hits)
             seen.batches.append((now, [r.id for r in batch.requests], list(batch.counts)))
             seen.counts["chunks"] += batch.samples.count(False)
             return batch

@@ -47,7 +47,7 @@ def test_an_arm_that_leads_but_overlaps_another_says_so(tmp_path):
 
 def test_nothing_shown(tmp_path):
     c = compared(tmp_path, seeds=[1, 2, 3], compare__vary={"sample_every": [1.0, 2.0]})
-    assert c.headline[0].startswith("The intervals overlap: no policy is shown better by TTFT mean (1.0 leads with ")
+    assert c.headline[0].startswith("No difference at all: TTFT mean ")
     assert c.headline[1].endswith("+0 (+0.0%), 95% interval +0 to +0 over 3 seeds: no difference shown.")
     assert all(d.difference == d.low == d.high == 0 and not d.known for d in c.differences["2.0"])
     assert c.parting == {"2.0": "none: every decision is the same"}
@@ -154,7 +154,7 @@ def test_carriers_are_the_largest_changes_and_their_shares_sum_up(seeds):
         assert frame["request"].tolist() == change.abs().sort_values(ascending=False, kind="stable").index[:5].tolist()
         np.testing.assert_allclose(frame["change"], frame["e2e_other"] - frame["e2e_first"])
         np.testing.assert_allclose(frame["change"], change.loc[frame["request"]])
-        np.testing.assert_allclose(frame["share_of_change"].sum(), frame["change"].sum() / change.sum())
+        np.testing.assert_allclose(frame["share_of_change"].sum(), frame["change"].sum() / change.abs().sum())
         assert (frame["cached_first"].to_numpy() == a["cached_tokens"].loc[frame["request"]]).all()
 
 
@@ -220,3 +220,15 @@ def test_requests_too_long_for_the_pool_are_refused_and_left_out(tmp_path):
         both = a.requests["e2e"].notna() & b.requests["e2e"].notna()
         means.append((a.requests["e2e"][both].mean() * 1e3, b.requests["e2e"][both].mean() * 1e3))
     assert (e2e.a, e2e.b) == pytest.approx(tuple(np.mean(means, axis=0)))
+
+
+def test_no_verdict_where_the_arms_did_not_finish_the_same_requests():
+    best = [Difference("m", "M", "ms", 10, 8, -2, -3, -1, 9, "seeds", True, "", 3)]
+    judged = [Difference("m", "M", "ms", 8, 10, 2, 1, 3, 9, "seeds", True, "", 3)]
+    verdict = _headline(["a", "b"], 0, judged, best, ["b"])[0]
+    assert verdict.startswith("No verdict by M: 3 requests did not finish under every policy")
+
+
+def test_being_best_of_many_needs_more_than_beating_each():
+    d = Difference("m", "M", "ms", 10, 8, -2, -3.9, -0.1, 9, "seeds", True)
+    assert d.known and d.clear_of_zero(1) and not d.clear_of_zero(5)

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving_runs import Witness, run
 from test_invariants import below, deployments, same, workloads
 
 from simcore.traces.workload import Workload
+
+
+def _slowed(make: Callable[[], Any], seconds: float) -> Callable[[], Any]:
+    """The same policy, each decision of which costs simulated time."""
+
+    def made() -> Any:
+        policy = make()
+        policy.decision_seconds = seconds
+        return policy
+
+    return made
+
+
+@st.composite
+def more(draw: st.DrawFn) -> dict[str, Any]:
+    """What the invariants' systems do not vary: a horizon, sampled steps, decisions that cost time, newer settings."""
+    cost = st.sampled_from([0.0, 0.0, 0.0, 0.25, 0.1])
+    return {
+        "horizon": draw(st.sampled_from([inf, inf, 3.0, 4.75, 10.1])),
+        "sample_every": draw(st.sampled_from([0.0, 1.0, inf])),
+        "admission": draw(cost), "retention": draw(cost), "router": draw(cost),
+        "settings": {
+            "max_num_active_seqs": draw(st.sampled_from([None, 2])),
+            "long_prefill_token_threshold_adaptive": draw(st.booleans()),
+        },
+    }
 
 
 def explore(examples: int) -> Counter[str]:
@@ -18,15 +47,21 @@ def explore(examples: int) -> Counter[str]:
     met: Counter[str] = Counter()
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(workloads(), deployments(planned=True))
-    def one(work: Workload, how: dict[str, Any]) -> None:
+    @given(workloads(), deployments(planned=True), more())
+    def one(work: Workload, how: dict[str, Any], extra: dict[str, Any]) -> None:
         seen = Witness()
+        extra = dict(extra)
+        newer = extra.pop("settings")
+        engine = how["settings"] | (newer if how["settings"]["version"] == "0.33.0" else {})
+        slow = {kind: _slowed(how[kind], extra.pop(kind)) for kind in ("admission", "retention", "router")}
+        how = how | extra | slow | {"settings": engine}
         plain = run(work, witness=seen, **how)
         planned = run(work, path="planned", **how)
         assert planned.speed["path"] == "planned", planned.speed["why_not_planned"]
         same(plain, planned)
         met.update(seen.counts)
         met["runs"] += 1
+        met["cut by a horizon"] += int((plain.requests["status"] == "unfinished").any())
         met["hits"] += int((plain.requests["cached_tokens"] > 0).sum())
         met["evictions"] += sum(s.pool.evictions for s in seen.schedulers)
         met["steps"] += plain.summary["steps"]
@@ -38,12 +73,13 @@ def explore(examples: int) -> Counter[str]:
 
 MINIMA = {
     "preemptions": 60, "yields": 60, "hits": 100, "evictions": 1500, "chunks": 1500, "pins expired": 60,
-    "pins consumed": 20, "pins room": 20, "pins program_ended": 30, "blocked while idle": 2, "planned steps": 15000,
+    "pins consumed": 20, "pins room": 20, "pins program_ended": 30, "blocked while idle": 2,
+    "blocked heads": 1000, "heads that lost hits": 20, "cut by a horizon": 50, "planned steps": 15000,
 }
 
 
 def test_both_paths_are_equal_in_random_runs() -> None:
-    met = explore(300)
+    met = explore(500)
     print(dict(met))
     assert below(met, MINIMA) == {}, dict(met)
 
