@@ -26,15 +26,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
     _refuse_foreign(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        if not _alive(stale.name.rpartition(".partial-")[2].partition("-")[0]):
+            shutil.rmtree(stale, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent))
     partial.chmod(0o755)
     try:
         yield partial
         (partial / MARKER).write_text("A result folder of simcore; it may be replaced by the next run.\n")
         _refuse_foreign(target)  # again: somebody may have put it there during the run
         if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent))
             os.replace(target, old / "old")
             os.replace(partial, target)
             shutil.rmtree(old, ignore_errors=True)
@@ -42,6 +43,19 @@ def whole_folder(target: Path) -> Iterator[Path]:
             os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _alive(pid: str) -> bool:
+    """Whether another process of this number runs: its partial folder is work in progress, not a leftover."""
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _refuse_foreign(target: Path) -> None:

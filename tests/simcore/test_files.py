@@ -182,3 +182,11 @@ def test_equal_values_are_equal_bytes_and_come_back(value, random):
 
     assert to_json(reordered(value)) == to_json(value)
     assert json.loads(to_json(value)) == value
+
+
+def test_the_partial_of_a_living_process_is_left_alone(tmp_path):
+    theirs = tmp_path / f".out.partial-{os.getppid()}-x"
+    theirs.mkdir()
+    with whole_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("1")
+    assert theirs.is_dir() and (tmp_path / "out" / "a").is_file()
