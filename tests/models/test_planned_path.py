@@ -88,4 +88,5 @@ def test_both_paths_are_equal_in_random_runs() -> None:
 def test_both_paths_are_equal_in_many_random_runs() -> None:
     met = explore(5000)
     print(dict(met))
-    assert below(met, {name: 25 * least for name, least in MINIMA.items()}) == {}, dict(met)
+    minima = {name: 9 * least for name, least in MINIMA.items()}  # ten times the cases of the quick test
+    assert below(met, minima) == {}, dict(met)
