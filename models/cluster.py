@@ -16,7 +16,7 @@ from simcore.models.replica import Replica
 from simcore.models.request import Request
 from simcore.models.views import ReplicaView
 from simcore.recorder import Recorder, Table
-from simcore.simulation import ARRIVAL, TIMER, TOOL_RETURN, Call, Simulation
+from simcore.simulation import ARRIVAL, TIMER, TOOL_RETURN, Simulation
 from simcore.traces.workload import Workload
 
 REQUEST_COLUMNS = {
@@ -60,7 +60,6 @@ class Cluster:
         self._dependents = _dependents(workload)
         self._open = [i for i in range(len(workload)) if not self._unmet[i]]
         self._next_open = 0
-        self._timer: Call | None = None
         heard = [kind for p in (router, *(p for r in replicas for p in (r.scheduler.admission, r.scheduler.retention)))
                  for kind in p.observes]
         self._tells_starts, self._tells_ends = ProgramStarted in heard, ProgramEnded in heard
@@ -226,7 +225,7 @@ class Cluster:
             if not time > self.sim.now:
                 raise PolicyError(self.router, self.sim.now, f"next_wakeup answered {time!r}; allowed: after now, or inf")
             if time < inf:
-                self._timer = self.sim.at(time, self._wake_router, TIMER)
+                self.sim.at(time, self._wake_router, TIMER)
 
     def _wake_router(self) -> None:
         if Woken in self.router.observes:

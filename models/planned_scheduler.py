@@ -109,7 +109,8 @@ class PlannedScheduler(Scheduler):
         self.catch_up: Callable[[], None] = _nothing_due
         super().__init__(
             settings, num_blocks, admission, retention, max_model_len=max_model_len, listeners=listeners, log=log)
-        slots, block = self._max_running, settings.block_size
+        # Every running request holds a block of its own, so the pool bounds their number too.
+        slots, block = min(self._max_running, num_blocks), settings.block_size
         blocks_per_row = min(num_blocks, -(-self.max_model_len // block)) + 1
         self.rows = np.zeros((2 * kernels.ROW_FIELDS, slots), dtype=np.int64)
         self.row_blocks = np.zeros((slots, blocks_per_row), dtype=np.int64)  # pages that no request reaches cost nothing

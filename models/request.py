@@ -19,7 +19,7 @@ class Request:
         "admitted", "arrival", "blind", "blocks", "cached_all", "cached_first", "capacity", "chunked", "computed", "ended",
         "first_token", "id", "in_flight", "input_tokens", "is_last", "keys", "known", "last_known",
         "next_hash", "oracle", "output_tokens",
-        "preempted", "preemptions", "priority", "program", "program_arrival", "quantum", "queue_entry", "queued",
+        "preempted", "preemptions", "priority", "program", "program_arrival", "quantum", "queue_entry",
         "queued_since", "reason", "replica", "resumed", "running_since", "scheduler", "service", "state", "steps_start",
         "steps_stop", "token_steps", "tool", "total", "turn",
     )
@@ -58,7 +58,6 @@ class Request:
         self.queue_entry: list[Any] | None = None
         # The record. Times in s.
         self.replica = -1
-        self.queued = nan  # arrival at the replica
         self.queued_since = nan  # start of the present wait
         self.admitted = nan  # first admission
         self.resumed = nan  # latest admission

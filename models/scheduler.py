@@ -52,7 +52,6 @@ class Scheduler(PolicyDesk):
         self.now = now
         request.scheduler = self
         request.total = min(request.input_tokens + request.output_tokens, self.max_model_len)
-        request.queued = now
         self._enqueue(request)
         if self._hears_arrived:
             self._tell(TurnArrived(now, request.id, request.program, gap, request.tool))
