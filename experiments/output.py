@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
+from pandas.api.types import is_numeric_dtype
 
 import simcore
 from simcore.experiments.compare import Comparison
@@ -33,12 +35,18 @@ def write_run(
         if csv:
             table.to_csv(folder / f"{name}.csv", index=False)
         else:
-            table.to_parquet(folder / f"{name}.parquet", index=False)
+            write_parquet(table, folder / f"{name}.parquet")
     summary = {**result.summary, **facts}
     if detailed:
         summary |= per_request_lists(result)
     (folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
     write_config(folder / "config.yaml", study, origin)
+
+
+def write_parquet(table: pd.DataFrame, file: Path) -> None:
+    """Dictionaries for text only: numbers rarely repeat, and looking for that costs more than all the rest."""
+    texts = [name for name, kind in table.dtypes.items() if not is_numeric_dtype(kind)]
+    table.to_parquet(file, index=False, use_dictionary=texts)
 
 
 def write_comparison(
@@ -56,7 +64,7 @@ def write_comparison(
     if csv:
         table.to_csv(folder / "comparison.csv", index=False)
     else:
-        table.to_parquet(folder / "comparison.parquet", index=False)
+        write_parquet(table, folder / "comparison.parquet")
     (folder / "summary.json").write_text(to_json({**comparison.summary(), **shared(facts)}), encoding="utf-8")
     write_config(folder / "config.yaml", comparison.file.study, comparison.file.folder)
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from simcore.errors import PolicyError
 from simcore.models.decision_points import Policy, ReplicaRouting
-from simcore.models.facts import Fact, ProgramEnded, ProgramStarted, Woken
+from simcore.models.facts import Fact, ProgramEnded, ProgramStarted, TurnArrived, Woken
+from simcore.models.planned_replica import Shared
 from simcore.models.policy_desk import view_of
 from simcore.models.replica import Replica
-from simcore.models.request import Request
+from simcore.models.request import Following, Request
 from simcore.models.views import ReplicaView
 from simcore.recorder import Recorder, Table
 from simcore.simulation import ARRIVAL, TIMER, TOOL_RETURN, Simulation
@@ -26,14 +27,16 @@ REQUEST_COLUMNS = {
     "admitted": "float64", "first_token": "float64", "ended": "float64", "service": "float64",
 }
 
+PACK_EVERY = 16_384  # ended requests between two packings of the tables
+
 
 class Cluster:
     """Plays a workload against replicas. Every request ends as finished, refused, cancelled or unfinished."""
 
     def __init__(
         self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder,
-        *, block_size: int, request_type: type[Request] = Request,
-        log: Callable[[float, str, int, int, str], None] | None = None, progress: Callable[[float], None] | None = None,
+        *, block_size: int, request_type: type[Request] = Request, shared: Shared | None = None,
+        log: Callable[[tuple], None] | None = None, progress: Callable[[float], None] | None = None,
     ) -> None:
         self.sim = sim
         self.workload = workload
@@ -42,19 +45,23 @@ class Cluster:
         self.live: dict[int, Request] = {}  # requests that have arrived and not ended
         self.ended = 0
         self.token_steps: dict[int, list[int]] = {}  # request -> runs of its replica's steps that brought its tokens
-        self._table: Table = recorder.table("requests", REQUEST_COLUMNS)
+        self._recorder = recorder
+        self._table: Table = recorder.table("requests", REQUEST_COLUMNS, order=("request",))
+        self._recorded = bytearray(len(workload))
+        self._shared = shared
         self._block_size = block_size  # 0 = nobody asks for the identity of blocks (no prefix caching)
         self._request_type = request_type
         self._log = log
         self._progress = progress
         for replica in replicas:
-            replica.on_end, replica.look_ahead = self.request_ended, self.look_ahead
+            replica.on_end = self.request_ended
         self._views = [ReplicaView(replica) for replica in replicas]
         self._names = [f"replica {replica.id}" for replica in replicas]
         self._program_arrival: dict[int, float] = {}
         self._program_last_end: dict[int, float] = {}
         self._program_live: dict[int, int] = {}  # turns that have arrived and not ended
         self._program_left = np.bincount(workload.program, minlength=workload.n_programs).tolist()
+        self._ends_known = workload.ends_known
         self._columns = _Columns(workload)
         self._unmet = list(self._columns.waits)  # requests that each one still waits for
         self._dependents = _dependents(workload)
@@ -63,12 +70,8 @@ class Cluster:
         heard = [kind for p in (router, *(p for r in replicas for p in (r.scheduler.admission, r.scheduler.retention)))
                  for kind in p.observes]
         self._tells_starts, self._tells_ends = ProgramStarted in heard, ProgramEnded in heard
+        self._tells_arrivals = TurnArrived in heard
         self._router_wakes = type(router).next_wakeup is not Policy.next_wakeup
-
-    def look_ahead(self) -> float:
-        """When the next arrivals, as many as there are replicas, will have come (s); inf = no more than those are known."""
-        k = self._next_open + len(self.replicas) - 2
-        return self._columns.arrival[self._open[k]] if k < len(self._open) else inf
 
     def start(self) -> None:
         """Schedule the first arrival; the rest follow one by one, so that the event queue stays short."""
@@ -81,24 +84,25 @@ class Cluster:
         for request in list(self.live.values()):
             self._record(request, "unfinished", reason)
         if self.ended < len(self.workload):
-            recorded = {row[0] for row in self._table.rows}
-            for i in range(len(self.workload)):
-                if i not in recorded:
-                    self._record(self._request(i, nan), "unfinished", "had not arrived when the run ended")
-        self._table.rows.sort(key=lambda row: row[0])
+            for i in np.flatnonzero(np.frombuffer(self._recorded, dtype=np.int8) == 0).tolist():
+                self._record(self._request(i, nan), "unfinished", "had not arrived when the run ended")
 
     def let_go(self) -> None:
         """Undo the ties from the replicas back to here, so that the memory of a run is free as soon as it is over."""
         for replica in self.replicas:
-            del replica.on_end, replica.look_ahead
+            del replica.on_end
         self._views = []
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self) -> None:
-        if self._next_open < len(self._open):
-            i = self._open[self._next_open]
-            self._next_open += 1
+        k = self._next_open
+        if k < len(self._open):
+            self._next_open = k + 1
+            i = self._open[k]
+            if self._shared is not None:
+                ahead = k + len(self.replicas) - 1
+                self._shared.arrivals_until = self._columns.arrival[self._open[ahead]] if ahead < len(self._open) else inf
             self.sim.at(self._columns.arrival[i], self._open_arrival, ARRIVAL, id=i, args=(i,))
 
     def _open_arrival(self, i: int) -> None:
@@ -106,25 +110,29 @@ class Cluster:
         self._arrive(i)
 
     def _arrive(self, i: int) -> None:
-        now = self.sim.now
-        request = self._request(i, now)
-        self.live[i] = request
-        if request.program not in self._program_arrival:
-            self._program_arrival[request.program] = now
+        now = self.sim._now
+        request = self.live[i] = self._request(i, now)
+        program = request.program
+        if program not in self._program_arrival:
+            self._program_arrival[program] = now
             if self._tells_starts:
-                self._tell(ProgramStarted(now, request.program))
-        request.program_arrival = self._program_arrival[request.program]
-        gap = self._gap(request)
-        self._program_live[request.program] = self._program_live.get(request.program, 0) + 1
-        answer = self.router.route(view_of(request, self.router), self._views, now)
+                self._tell(ProgramStarted(now, program))
+        else:
+            request.program_arrival = self._program_arrival[program]
+        gap = nan
+        if self._tells_arrivals:
+            gap = self._gap(request)
+            self._program_live[program] = self._program_live.get(program, 0) + 1
+        router = self.router
+        answer = router.route(view_of(request, router), self._views, now)
         if type(answer) is not int or not 0 <= answer < len(self.replicas):
             answer = self._checked(answer, now)
         replica = self.replicas[answer]
         replica.outstanding += 1
         if self._log is not None:
-            self._log(now, "replica_routing", replica.id, i, self._names[answer])
-        if self.router.decision_seconds:
-            self.sim.at(now + self.router.decision_seconds, replica.submit, ARRIVAL, id=i, args=(request, gap))
+            self._log((now, "replica_routing", answer, i, self._names[answer]))
+        if router.decision_seconds:
+            self.sim.at(now + router.decision_seconds, replica.submit, ARRIVAL, id=i, args=(request, gap))
         else:
             replica.submit(request, gap)
 
@@ -149,7 +157,7 @@ class Cluster:
         tool = columns.tool[i]
         return kind(
             i, columns.input_tokens[i], columns.output_tokens[i], keys, now, columns.priority[i], columns.program[i], now,
-            columns.turn[i], w.tools[tool] if tool >= 0 else None, columns.is_last[i], w.ends_known,
+            columns.turn[i], w.tools[tool] if tool >= 0 else None, columns.is_last[i], w.ends_known, columns.following[i],
         )
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -158,12 +166,17 @@ class Cluster:
         """A replica says that a request has finished or was refused."""
         self.replicas[request.replica].outstanding -= 1
         del self.live[request.id]
-        self._program_live[request.program] -= 1
+        if self._tells_arrivals:
+            self._program_live[request.program] -= 1
+            self._program_last_end[request.program] = self.sim._now
         self._record(request, request.state, request.reason)
 
     def _record(self, request: Request, status: str, reason: str) -> None:
-        now = self.sim.now
+        now = self.sim._now
         self.ended += 1
+        self._recorded[request.id] = 1
+        if not self.ended % PACK_EVERY:
+            self._recorder.pack()
         runs = request.step_runs()
         if runs:
             self.token_steps[request.id] = runs
@@ -176,9 +189,6 @@ class Cluster:
         ))
         if status == "unfinished":
             return
-        self._program_last_end[request.program] = now
-        self._program_left[request.program] -= 1
-        program_over = self.workload.ends_known and not self._program_left[request.program]
         if status == "finished":
             for i in self._dependents.get(request.id, ()):
                 self._unmet[i] -= 1
@@ -187,14 +197,21 @@ class Cluster:
                     self.sim.at(at, self._arrive, TOOL_RETURN, id=i, args=(i,))
         elif status == "refused":
             self._cancel_dependents(request.id)
-        if program_over:
-            for replica in self.replicas:
-                replica.end_program(request.program)
-            if self._tells_ends:
-                self._tell(ProgramEnded(now, request.program))
+        if self._ends_known:
+            self._turn_is_over(request.program, now)
         if self._progress is not None:
             self._progress(self.ended / len(self.workload))
         request.forget_work()
+
+    def _turn_is_over(self, program: int, now: float) -> None:
+        """Where clients tell which turn is the last: after it, the program is over."""
+        self._program_left[program] -= 1
+        if self._program_left[program]:
+            return
+        for replica in self.replicas:
+            replica.end_program(program)
+        if self._tells_ends:
+            self._tell(ProgramEnded(now, program))
 
     def _cancel_dependents(self, refused: int) -> None:
         """Cancel all that waits for it, directly or not (a loop: a session may have more turns than Python has frames)."""
@@ -246,6 +263,7 @@ class _Columns:
         self.tool = workload.tool.tolist()
         self.waits = np.diff(workload.wait_offsets).tolist()
         self.is_last = _last_of_program(workload).tolist()
+        self.following = _following(workload)
 
 
 def _last_of_program(workload: Workload) -> np.ndarray:
@@ -253,6 +271,25 @@ def _last_of_program(workload: Workload) -> np.ndarray:
     last = np.full(workload.n_programs, -1, dtype=np.int64)
     np.maximum.at(last, workload.program, workload.turn)
     return workload.turn == last[workload.program] if len(workload) else np.zeros(0, dtype=bool)
+
+
+def _following(workload: Workload) -> list[Following | None]:
+    """Each request's next turn: the first of its program that waits for it; with recorded arrivals, the next in order."""
+    w = workload
+    next_row = np.full(len(w), -1, dtype=np.int64)
+    order = np.lexsort((w.turn, w.program))
+    same = w.program[order[1:]] == w.program[order[:-1]]
+    recorded = same & (np.diff(w.wait_offsets)[order[1:]] == 0)
+    next_row[order[:-1][recorded]] = order[1:][recorded]
+    waiter = np.repeat(np.arange(len(w)), np.diff(w.wait_offsets))
+    own = w.program[waiter] == w.program[w.wait_for]
+    next_row[w.wait_for[own][::-1]] = waiter[own][::-1]  # backwards, so that the first waiter stands
+    out: list[Following | None] = [None] * len(w)
+    for i in np.flatnonzero(next_row >= 0).tolist():
+        k = int(next_row[i])
+        tool = int(w.tool[k])
+        out[i] = Following(w.tools[tool] if tool >= 0 else None, float(w.gap[k]), float(w.arrival[k]))
+    return out
 
 
 def _dependents(workload: Workload) -> dict[int, list[int]]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 _PERCENTILES = (50, 75, 90, 95, 99)
-_PORTION = 2000  # requests whose token times are held at once
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,42 @@ def token_times(runs: Sequence[int], step_ends: np.ndarray) -> np.ndarray:
     return np.concatenate([step_ends[a:b] for a, b in zip(runs[::2], runs[1::2], strict=True)])
 
 
+class Gaps(NamedTuple):
+    """All gaps between consecutive tokens of one request (s), equal ones together: requests that decode side by side share
+    the steps, so that there are as many entries as steps, not as tokens."""
+
+    seconds: np.ndarray  # float64[m], ascending
+    counts: np.ndarray  # int64[m], how often each occurred, >= 1
+
+
 def gaps_and_rates(
     token_steps: dict[int, list[int]], served_by: Sequence[int], step_ends: list[np.ndarray], start: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """All gaps between tokens of one request (float64, s), request by request; and the tokens delivered in each whole
-    second from `start` on (int64). Requests are taken in portions, so that the token times need not be held at once."""
-    ids = sorted(token_steps)
-    counts = np.array([sum(token_steps[i][1::2]) - sum(token_steps[i][::2]) for i in ids], dtype=np.int64)
-    gaps = np.empty(int(counts.sum()) - len(ids))
+) -> tuple[Gaps, np.ndarray]:
+    """The gaps between tokens, and the tokens delivered in each whole second from `start` on (int64)."""
     latest = max((ends[-1] for ends in step_ends if len(ends)), default=start)
     rates = np.zeros(int(latest - start) + 1 if latest >= start else 1, dtype=np.int64)
-    filled = 0
-    for first in range(0, len(ids), _PORTION):
-        portion = ids[first : first + _PORTION]
-        times = np.concatenate([token_times(token_steps[i], step_ends[served_by[i]]) for i in portion])
-        rates += np.bincount((times - start).astype(np.int64), minlength=len(rates))
-        within = np.ones(len(times), dtype=bool)
-        within[np.cumsum(counts[first : first + _PORTION]) - 1] = False  # a last token is followed by no gap
-        found = np.diff(times)[within[:-1]]
-        gaps[filled : filled + len(found)] = found
-        filled += len(found)
-    return gaps, rates
+    runs_of: list[list[list[int]]] = [[] for _ in step_ends]
+    for i, runs in token_steps.items():
+        runs_of[served_by[i]].append(runs)
+    seconds, counts = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    for ends, runs in zip(step_ends, runs_of, strict=True):
+        if not runs:
+            continue
+        flat = np.fromiter(chain.from_iterable(runs), dtype=np.int64)
+        begun = np.bincount(flat[::2], minlength=len(ends) + 1)
+        tokens = np.cumsum(begun - np.bincount(flat[1::2], minlength=len(ends) + 1))[:-1]  # that each step delivered
+        delivered = np.flatnonzero(tokens)
+        rates += np.bincount(
+            (ends[delivered] - start).astype(np.int64), tokens[delivered], minlength=len(rates)).astype(np.int64)
+        within = tokens[1:] - begun[1:-1]  # of those, the ones that follow another token of their run
+        again = np.flatnonzero(within)
+        breaks = [(r[k] - 1, r[k + 1]) for r in runs if len(r) > 2 for k in range(1, len(r) - 1, 2)]
+        before, after = np.array(breaks, dtype=np.int64).reshape(-1, 2).T
+        seconds += [ends[again + 1] - ends[again], ends[after] - ends[before]]
+        counts += [within[again], np.ones(len(breaks), dtype=np.int64)]
+    all_seconds, all_counts = np.concatenate(seconds), np.concatenate(counts)
+    order = np.argsort(all_seconds, kind="stable")
+    return Gaps(all_seconds[order], all_counts[order]), rates
 
 
 def programs_table(requests: pd.DataFrame) -> pd.DataFrame:
@@ -117,8 +132,27 @@ def distribution(values: np.ndarray) -> dict[str, float]:
     return out
 
 
+def distribution_of_gaps(gaps: Gaps) -> dict[str, float]:
+    """`distribution` of the gaps written out one by one; percentiles to the last bit as numpy has them."""
+    seconds, counts = gaps
+    if not len(seconds):
+        return distribution(seconds)
+    up_to = np.cumsum(counts)
+    total = int(up_to[-1])
+    mean = float(seconds @ counts) / total
+    out = {"mean": mean, "std": float(np.sqrt((seconds - mean) ** 2 @ counts / total)),
+           "min": float(seconds[0]), "max": float(seconds[-1])}
+    for p in _PERCENTILES:
+        place = p / 100 * (total - 1)
+        low = int(place)
+        a, b = seconds[np.searchsorted(up_to, [low, min(low + 1, total - 1)], side="right")]
+        t = place - low
+        out[f"p{p}"] = float(b - (b - a) * (1 - t) if t >= 0.5 else a + (b - a) * t)
+    return out
+
+
 def summarise(
-    requests: pd.DataFrame, itls: np.ndarray, tokens_per_second: np.ndarray, *, slo: Slo, gpus: int,
+    requests: pd.DataFrame, itls: Gaps, tokens_per_second: np.ndarray, *, slo: Slo, gpus: int,
     usd_per_gpu_hour: float | None, busy_seconds: Sequence[float], cut_at: float | None = None,
 ) -> dict[str, Any]:
     """The aggregate fields of `vllm bench serve`, then ours. `itls`: all inter-token gaps (s); `tokens_per_second`: tokens
@@ -145,11 +179,12 @@ def summarise(
         "max_concurrent_requests": _max_concurrent(requests),
     }
     metrics: Mapping[str, np.ndarray] = {
-        "ttft": requests["ttft"].to_numpy(), "tpot": requests["tpot"].to_numpy(), "itl": itls,
-        "e2el": requests["e2e"].to_numpy(), "queue_time": requests["queue_time"].to_numpy(),
+        "ttft": requests["ttft"].to_numpy(), "tpot": requests["tpot"].to_numpy(), "e2el": requests["e2e"].to_numpy(),
+        "queue_time": requests["queue_time"].to_numpy(),
     }
-    for name, values in metrics.items():
-        spread = distribution(values)
+    spreads = {name: distribution(values) for name, values in metrics.items()} | {"itl": distribution_of_gaps(itls)}
+    for name in ("ttft", "tpot", "itl", "e2el", "queue_time"):
+        spread = spreads[name]
         out[f"median_{name}_ms"] = spread["p50"] * 1e3
         out |= {f"{statistic}_{name}_ms": value * 1e3 for statistic, value in spread.items()}
     good_tokens = int(requests["generated_tokens"].to_numpy()[good].sum())

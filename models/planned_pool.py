@@ -155,6 +155,11 @@ def match(blocks, table, keys, limit):
     return limit, free
 
 
+def table_size(num_blocks: int) -> int:
+    """Places of the hash table."""
+    return 1 << (2 * num_blocks - 1).bit_length()
+
+
 class PlannedPool:
     """`BlockPool`'s interface over arrays, for the code that both paths share."""
 
@@ -165,9 +170,14 @@ class PlannedPool:
         ring = np.arange(num_blocks)
         self.blocks[NEXT] = (ring + 1) % num_blocks
         self.blocks[PREV] = (ring - 1) % num_blocks
-        self.table = np.zeros(1 << (2 * num_blocks - 1).bit_length(), dtype=np.int64)
+        self.table = np.zeros(table_size(num_blocks), dtype=np.int64)
         self.counters = np.zeros(POOL_COUNTERS, dtype=np.int64)
         self.counters[FREE] = num_blocks - 1
+
+    def move(self, blocks: np.ndarray, table: np.ndarray, counters: np.ndarray) -> None:
+        """From now on live in these arrays (of the same shapes)."""
+        blocks[:], table[:], counters[:] = self.blocks, self.table, self.counters
+        self.blocks, self.table, self.counters = blocks, table, counters
 
     @property
     def usable(self) -> int:

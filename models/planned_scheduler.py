@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from simcore.models import plan_kernels as kernels
+from simcore.models import commit_kernels, decide_kernels, plan_kernels
+from simcore.models import plan_memory as layout
 from simcore.models.batch import Batch
 from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.facts import Listeners
+from simcore.models.plan_memory import IntMemory
 from simcore.models.planned_pool import REUSE, PlannedPool
 from simcore.models.policy_desk import Log
 from simcore.models.request import NEVER, Request
@@ -55,28 +57,28 @@ class InColumn(PlannedRequest):
 
     __slots__ = ()
 
-    known = _live(kernels.KNOWN)
-    computed = _live(kernels.COMPUTED)
-    in_flight = _live(kernels.IN_FLIGHT)
-    next_hash = _live(kernels.NEXT_HASH)
-    chunked = _live(kernels.CHUNKED)
-    steps_start = _live(kernels.STEPS_START)
-    steps_stop = _live(kernels.STEPS_STOP)
+    known = _live(layout.KNOWN)
+    computed = _live(layout.COMPUTED)
+    in_flight = _live(layout.IN_FLIGHT)
+    next_hash = _live(layout.NEXT_HASH)
+    chunked = _live(layout.CHUNKED)
+    steps_start = _live(layout.STEPS_START)
+    steps_stop = _live(layout.STEPS_STOP)
 
     @property
     def blocks(self) -> list[int]:
-        return self.row_blocks[self.column, : self.rows[kernels.HELD, self.column]].tolist()
+        return self.row_blocks[self.column, : self.rows[layout.HELD, self.column]].tolist()
 
     @blocks.setter
     def blocks(self, value: list[int]) -> None:
         if value:
             self.row_blocks[self.column, : len(value)] = value
-        self.rows[kernels.HELD, self.column] = len(value)
+        self.rows[layout.HELD, self.column] = len(value)
 
     @property
     def capacity(self) -> int:
         """Tokens that fit in the blocks held."""
-        return int(self.rows[kernels.HELD, self.column]) * self.scheduler.settings.block_size
+        return int(self.rows[layout.HELD, self.column]) * self.scheduler.settings.block_size
 
     @capacity.setter
     def capacity(self, value: int) -> None:
@@ -84,12 +86,12 @@ class InColumn(PlannedRequest):
 
     @property
     def quantum(self) -> int | None:
-        left = int(self.rows[kernels.QUANTUM, self.column])
+        left = int(self.rows[layout.QUANTUM, self.column])
         return left if left < NEVER >> 1 else None
 
     @quantum.setter
     def quantum(self, value: int | None) -> None:
-        self.rows[kernels.QUANTUM, self.column] = NEVER if value is None else value
+        self.rows[layout.QUANTUM, self.column] = NEVER if value is None else value
 
 
 class PlannedScheduler(Scheduler):
@@ -105,26 +107,25 @@ class PlannedScheduler(Scheduler):
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
         max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
+        replica: int = 0,
     ) -> None:
         self.catch_up: Callable[[], None] = _nothing_due
         super().__init__(
-            settings, num_blocks, admission, retention, max_model_len=max_model_len, listeners=listeners, log=log)
+            settings, num_blocks, admission, retention, max_model_len=max_model_len, listeners=listeners, log=log,
+            replica=replica)
         # Every running request holds a block of its own, so the pool bounds their number too.
         slots, block = min(self._max_running, num_blocks), settings.block_size
         blocks_per_row = min(num_blocks, -(-self.max_model_len // block)) + 1
-        self.rows = np.zeros((2 * kernels.ROW_FIELDS, slots), dtype=np.int64)
-        self.row_blocks = np.zeros((slots, blocks_per_row), dtype=np.int64)  # pages that no request reaches cost nothing
-        self.row_keys = np.zeros((slots, blocks_per_row if settings.enable_prefix_caching else 0), dtype=np.int64)
-        self.order = np.zeros(slots, dtype=np.int64)
-        self.counters = np.zeros(kernels.COUNTERS, dtype=np.int64)
-        self.out = np.zeros((6, slots), dtype=np.int64)  # what `kernels.commit` found: requests that ended, closed runs
-        self.blocked = kernels.NOBODY_WAITS
-        self.kernel_settings = _kernel_settings(self)
+        pool = self._pool
+        self.memory = memory = IntMemory(
+            slots, blocks_per_row, blocks_per_row if settings.enable_prefix_caching else 0, num_blocks, len(pool.table))
+        pool.move(memory.blocks, memory.table, memory.counters)
+        self.blocked = plan_kernels.NOBODY_WAITS
+        self.hears_of_admissions = self._hears_admitted or self._asks_limit
+        self._nobody_hears_of_ends = not (self._asks_turn_end or self._hears_ended)
+        _write_settings(self)
         self._columns: list[PlannedRequest | None] = [None] * slots
         self._free_columns = list(range(slots - 1, -1, -1))
-        pool = self._pool
-        self.arrays = (self.rows, self.order, self.kernel_settings, pool.blocks, pool.table, pool.counters, self.row_blocks,
-                       self.row_keys)
         self._left = 0  # of the step's token budget
         self.long_way = 0  # steps that were decided request by request, or alone because somebody is asked at each
 
@@ -163,64 +164,56 @@ class PlannedScheduler(Scheduler):
         long_way = self.long_way
         batch = super().schedule(now)
         self._note_blocked()
-        if batch.preempted or (self.pins and self.blocked == kernels.NO_ROOM):
-            self.blocked = kernels.ASK_EVERY_STEP
+        if batch.preempted or (self.pins and self.blocked == plan_kernels.NO_ROOM):
+            self.blocked = plan_kernels.ASK_EVERY_STEP
             self.long_way = long_way + 1
         return batch
 
-    def decide_simply(self, now: float) -> bool | None:
-        """`schedule` where nothing is pinned and nobody needs to be preempted: True if a step is decided, None if it is
-        not as simple as that (nothing has changed then)."""
-        self.now = now
-        self._left = self.settings.step_budget
-        if self._running:
-            self._left = kernels.decide(len(self._running), self.queue.size, *self.arrays)
-            if self._left < 0:
-                return None
-        self._admit(None, self._left)
-        self._note_blocked()
-        return True if self._running else None
+    def admit_head(self, cached: int) -> None:
+        """The head of the queue, which a kernel has admitted, takes its column."""
+        request = self.queue.head()
+        self.queue.remove(request)
+        self._attach(request)
+        self._start_running(request, cached)
 
     def _note_blocked(self) -> None:
         """Why the head of the queue, if there is one, was not admitted."""
         if not self.queue.size:
-            self.blocked = kernels.NOBODY_WAITS
+            self.blocked = plan_kernels.NOBODY_WAITS
         else:
-            self.blocked = kernels.NO_SLOT if len(self._running) >= self._max_running else kernels.NO_ROOM
+            self.blocked = plan_kernels.NO_SLOT if len(self._running) >= self._max_running else plan_kernels.NO_ROOM
 
     def _continue_running(self, batch: Batch, budget: int, hold_prefills: bool) -> int:
         n = len(self._running)
         if not n:
             self._left = budget
             return budget
-        self._left = kernels.decide(n, self.queue.size, *self.arrays)
+        self._left = decide_kernels.decide(n, self.queue.size, self.memory.all)
         if self._left >= 0:
             return self._left
         # Blocks run short: decide request by request, as the plain path does, and write down what came of it.
         self.long_way += 1
         budget = self._left = super()._continue_running(batch, budget, hold_prefills)
         self._write_order()
-        self.rows[kernels.COUNT] = 0
+        self.memory.rows[layout.COUNT] = 0
         for request, count in zip(batch.requests, batch.counts, strict=True):
-            self.rows[kernels.COUNT, request.column] = count  # type: ignore[attr-defined]
+            self.memory.rows[layout.COUNT, request.column] = count  # type: ignore[attr-defined]
         batch.requests.clear()
         batch.counts.clear()
         return budget
 
     def _admit(self, batch: Batch | None, budget: int) -> None:
-        queue, arrays = self.queue, self.arrays
+        queue = self.queue
         while queue.size and budget > 0:
             running = len(self._running)
             if running >= self._max_running:
                 break
             request = queue.head()
-            count, cached = kernels.admit(
+            count, cached = decide_kernels.admit(
                 self._free_columns[-1], request.keys, request.known, request.total, request.steps_start,
-                request.steps_stop, running + queue.size, running, budget, *arrays)
+                request.steps_stop, running + queue.size, running, budget, self.memory.all)
             if count > 0:
-                queue.remove(request)
-                self._attach(request)
-                self._start_running(request, cached)
+                self.admit_head(cached)
                 budget -= count
             elif not count or not (
                 self._make_room(self._pool.num_free - count, "admission", request) or queue.head() is not request
@@ -237,29 +230,43 @@ class PlannedScheduler(Scheduler):
         """The decision at the end of a plan: the `ended` requests whose columns stand in `out` have their last token and
         end; used-up quanta are asked about."""
         self.now = now
-        rows = self.rows
-        columns, starts, stops = self.out[:3, :ended].tolist()
+        rows = self.memory.rows
+        columns, starts, stops = self.memory.out[:3, :ended].tolist()
         finished: list[Any] = [self._columns[i] for i in columns]
         if self._asks_limit:
             for request in list(self._running):
                 column = request.column  # type: ignore[attr-defined]
-                if rows[kernels.QUANTUM, column] == 0 and rows[kernels.KNOWN, column] < rows[kernels.TOTAL, column]:
+                if rows[layout.QUANTUM, column] == 0 and rows[layout.KNOWN, column] < rows[layout.TOTAL, column]:
                     self._quantum_used(request)
-        if ended == 1:
-            self._running.remove(finished[0])
-        elif ended:
+        if ended:
             gone = set(map(id, finished))
             self._running = [request for request in self._running if id(request) not in gone]
         if self._asks_limit:
             self._write_order()
         for request, start, stop in zip(finished, starts, stops, strict=True):
-            self._end_turn(request)
-            self._leave_column(request, request.total, start, stop)
+            self._finish(request, start, stop)
         return finished
+
+    def finish_one(self, column: int, start: int, stop: int) -> Request:
+        """`finish` for the one request in `column`; no quantum is used up."""
+        request = self._columns[column]
+        assert request is not None
+        self._running.remove(request)
+        self._finish(request, start, stop)
+        return request
+
+    def _finish(self, request: PlannedRequest, start: int, stop: int) -> None:
+        if self._nobody_hears_of_ends:  # what `_end_turn` does then; the kernel has given the blocks back
+            request.service += self.now - request.running_since
+            request.state = "finished"
+            self._note("retention", request.id, "lru")
+        else:
+            self._end_turn(request)
+        self._leave_column(request, request.total, start, stop)
 
     def note_interruptions(self) -> None:
         """Runs of token steps that the last commit found interrupted, to the requests that they belong to."""
-        for column, start, stop in self.out[3:, : self.counters[kernels.CLOSED]].T.tolist():
+        for column, start, stop in self.memory.out[3:, : self.memory.engine[layout.CLOSED]].T.tolist():
             request = self._columns[column]
             assert request is not None
             request.token_steps += (start, stop)
@@ -267,9 +274,9 @@ class PlannedScheduler(Scheduler):
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def _attach(self, request: Any) -> None:
-        """The request that `kernels.admit` has put into the next free column takes it as its own."""
+        """The request that `decide_kernels.admit` has put into the next free column takes it as its own."""
         column = self._free_columns.pop()
-        request.rows, request.row_blocks, request.column = self.rows, self.row_blocks, column
+        request.rows, request.row_blocks, request.column = self.memory.rows, self.memory.row_blocks, column
         request.__class__ = InColumn
         self._columns[column] = request
 
@@ -284,7 +291,7 @@ class PlannedScheduler(Scheduler):
         self._free_columns.append(column)
 
     def _write_order(self) -> None:
-        self.order[: len(self._running)] = [request.column for request in self._running]  # type: ignore[attr-defined]
+        self.memory.order[: len(self._running)] = [request.column for request in self._running]  # type: ignore[attr-defined]
 
     def _preempt(self, request: Request, batch: Batch | None) -> None:
         super()._preempt(request, batch)
@@ -292,27 +299,26 @@ class PlannedScheduler(Scheduler):
 
     def _give_back(self, request: Any, reuse: str = "lru") -> None:
         if type(request) is InColumn:
-            pool = self._pool
-            kernels.release(
-                request.column, REUSE[reuse], pool.unhashed_first, self.rows, pool.blocks, pool.table, pool.counters,
-                self.row_blocks)
+            commit_kernels.release(request.column, REUSE[reuse], self.memory.all)
 
 
 def _nothing_due() -> None:
     pass
 
 
-def _kernel_settings(scheduler: PlannedScheduler) -> np.ndarray:
+def _write_settings(scheduler: PlannedScheduler) -> None:
     settings, semantics = scheduler.settings, scheduler.semantics
-    out = np.zeros(kernels.SETTINGS, dtype=np.int64)
-    out[kernels.BLOCK] = settings.block_size
-    out[kernels.BUDGET] = settings.step_budget
-    out[kernels.MAX_LEN] = scheduler.max_model_len
-    out[kernels.CHUNK_CAP] = settings.long_prefill_token_threshold
-    out[kernels.LONE_UNCAPPED] = semantics.lone_prefill_uncapped
-    out[kernels.ADAPTIVE] = settings.max_num_batched_tokens if settings.long_prefill_token_threshold_adaptive else 0
-    out[kernels.CACHING] = settings.enable_prefix_caching
-    out[kernels.WATERMARK] = scheduler._watermark
-    out[kernels.RESERVE_FULL] = settings.scheduler_reserve_full_isl
-    out[kernels.CHUNKED_PREFILL] = settings.enable_chunked_prefill
-    return out
+    out = scheduler.memory.settings
+    out[layout.BLOCK] = settings.block_size
+    out[layout.BUDGET] = settings.step_budget
+    out[layout.MAX_LEN] = scheduler.max_model_len
+    out[layout.CHUNK_CAP] = settings.long_prefill_token_threshold
+    out[layout.LONE_UNCAPPED] = semantics.lone_prefill_uncapped
+    out[layout.ADAPTIVE] = settings.max_num_batched_tokens if settings.long_prefill_token_threshold_adaptive else 0
+    out[layout.CACHING] = settings.enable_prefix_caching
+    out[layout.WATERMARK] = scheduler._watermark
+    out[layout.RESERVE_FULL] = settings.scheduler_reserve_full_isl
+    out[layout.CHUNKED_PREFILL] = settings.enable_chunked_prefill
+    out[layout.MAX_RUNNING] = scheduler._max_running
+    out[layout.UNHASHED_FIRST] = scheduler._pool.unhashed_first
+    out[layout.RELEASE_ENDED] = scheduler._nobody_hears_of_ends

@@ -17,7 +17,7 @@ from simcore.models.request import Request
 from simcore.models.views import Engine, Pinned, Running, Turn
 from simcore.models.waiting_queue import WaitingQueue
 
-Log = Callable[[float, str, int, str], None]  # (now, decision point, request or program, answer)
+Log = Callable[[tuple[float, str, int, int, str]], None]  # (now, decision point, replica, request or program, answer)
 
 
 @dataclass(slots=True)
@@ -41,16 +41,18 @@ class PolicyDesk:
     running: list[Request]
 
     def __init__(
-        self, admission: Admission, retention: Retention, listeners: Listeners | None = None, log: Log | None = None
+        self, admission: Admission, retention: Retention, listeners: Listeners | None = None, log: Log | None = None,
+        replica: int = 0,
     ) -> None:
         self.admission = admission
         self.retention = retention
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(count_programs=type(retention).at_turn_end is not Retention.at_turn_end)
         self.pins: dict[int, PinnedBlocks] = {}  # by program
         self.now = 0.0
         self.engine = Engine(self)  # type: ignore[arg-type]
         self._listeners = listeners or Listeners()
         self._log = log
+        self._replica = replica
         self._decision_seconds = 0.0
         heard = self._listeners.wants
         self._hears_arrived, self._hears_admitted, self._hears_ended = heard(TurnArrived), heard(Admitted), heard(TurnEnded)
@@ -68,10 +70,10 @@ class PolicyDesk:
     def refusal(self, request: Request, now: float) -> str:
         """Why admission will not accept the request ("" = it does). The scheduler itself refuses nothing: a request that
         can never fit would block the queue for ever, as in vLLM; Replica checks that before."""
-        self.now = now
-        request.scheduler = self
         if not self._asks_accept:
             return ""
+        self.now = now
+        request.scheduler = self
         answer = self.admission.accept(view_of(request, self.admission), self.engine)
         self._charge(self.admission)
         if answer is None:
@@ -83,7 +85,7 @@ class PolicyDesk:
     def _enqueue(self, request: Request) -> None:
         request.queued_since = self.now
         request.state = "waiting"
-        self.queue.push(request, self._key(request))
+        self.queue.push(request, self._key(request) if self._asks_key else (request.arrival,))
 
     def _key(self, request: Request) -> tuple:
         if not self._asks_key:
@@ -260,7 +262,7 @@ class PolicyDesk:
 
     def _note(self, kind: str, id: int, answer: str) -> None:
         if self._log is not None:
-            self._log(self.now, kind, id, answer)
+            self._log((self.now, kind, self._replica, id, answer))
 
     def _illegal(self, answer: object, method: str, allowed: str) -> PolicyError:
         if isinstance(answer, Swap):

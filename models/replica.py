@@ -55,7 +55,6 @@ class Replica:
         self._limits = (scheduler.max_model_len, settings.block_size, scheduler.pool.usable,
                         inf if chunked else settings.step_budget)
         self.on_end: Callable[[Request], None] = _nobody_listens
-        self.look_ahead: Callable[[], float] = _no_end  # from when on the next arrivals will have come
         self._depth = 2 if scheduler.settings.async_scheduling else 1
         self._in_flight: deque[_InFlight] = deque()
         self._boundary_call: Call | None = None
@@ -99,18 +98,19 @@ class Replica:
 
     def submit(self, request: Request, gap: float) -> None:
         """A request arrives here. What can never fit, or what admission refuses, ends at once with its reason."""
-        now = self.sim.now
+        now = self.sim._now
+        scheduler = self.scheduler
         request.replica = self.id
-        self.scheduler.now = now
-        reason = self._never_fits(request) or self.scheduler.refusal(request, now)
+        reason = self._never_fits(request) or scheduler.refusal(request, now)
         if reason:
             request.state, request.reason, request.ended = "refused", reason, now
-            self.scheduler._note("refuse", request.id, reason)
+            scheduler.now = now
+            scheduler._note("refuse", request.id, reason)
             self.on_end(request)
             return
-        self.scheduler.add(request, now, gap)
+        self._poke()  # before the queue grows: what ends at this very instant has not seen the newcomer
         self._news = True
-        self._poke()
+        scheduler.add(request, now, gap)
 
     def hear(self, fact: Fact) -> None:
         """A fact from outside, for this replica's own policies; it may move waiters in the queue."""
@@ -144,9 +144,13 @@ class Replica:
     def _boundary(self) -> None:
         """The oldest batch ends, and the next is decided: at once, or after what else happens at this instant (the next
         turn of a program whose turn has just ended may be there without delay)."""
-        now = self.sim.now
+        now = self.sim._now
         self._boundary_call = None
         self._complete(now)
+        self._proceed(now)
+
+    def _proceed(self, now: float) -> None:
+        """After what has ended now, decide."""
         if self._boundary_call is not None:
             return  # a program that ended here has poked this replica
         if self.sim.peek() > now:
@@ -270,7 +274,3 @@ class Replica:
 
 def _nobody_listens(request: Request) -> None:
     pass
-
-
-def _no_end() -> float:
-    return inf

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from simcore.traces.workload import Workload
 
 NEVER = 1 << 62  # a token count that is not reached
+
+
+class Following(NamedTuple):
+    """The program's next turn, as the trace has it: its tool, and when it comes: `gap` seconds after this turn's end, or,
+    where arrivals are recorded, at `arrival` (NaN otherwise)."""
+
+    tool: str | None
+    gap: float
+    arrival: float
 
 
 class Request:
@@ -17,7 +26,7 @@ class Request:
 
     __slots__ = (
         "admitted", "arrival", "blind", "blocks", "cached_all", "cached_first", "capacity", "chunked", "computed", "ended",
-        "first_token", "id", "in_flight", "input_tokens", "is_last", "keys", "known", "last_known",
+        "first_token", "following", "id", "in_flight", "input_tokens", "is_last", "keys", "known", "last_known",
         "next_hash", "oracle", "output_tokens",
         "preempted", "preemptions", "priority", "program", "program_arrival", "quantum", "queue_entry",
         "queued_since", "reason", "replica", "resumed", "running_since", "scheduler", "service", "state", "steps_start",
@@ -27,7 +36,7 @@ class Request:
     def __init__(
         self, id: int, input_tokens: int, output_tokens: int, keys: Any, arrival: float = 0.0, priority: int = 0,
         program: int | None = None, program_arrival: float | None = None, turn: int = 0, tool: str | None = None,
-        is_last: bool = True, last_known: bool = False,
+        is_last: bool = True, last_known: bool = False, following: Following | None = None,
     ) -> None:
         # The trace. `keys`: identities of the full engine blocks over prompt and output (Workload.block_keys).
         self.id = id
@@ -43,6 +52,7 @@ class Request:
         self.tool = tool
         self.is_last = is_last
         self.last_known = last_known  # the client says which turn is a program's last
+        self.following = following
         # The scheduler.
         self.scheduler: Any = None
         self.state = "new"  # new, waiting, running, then finished / refused / cancelled / unfinished

@@ -29,8 +29,9 @@ class Scheduler(PolicyDesk):
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
         max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
+        replica: int = 0,
     ) -> None:
-        super().__init__(admission, retention, listeners, log)
+        super().__init__(admission, retention, listeners, log, replica)
         self.settings = settings
         self.semantics = settings.semantics
         self.pool = self.pool_type(num_blocks, unhashed_first=self.semantics.unhashed_blocks_reused_first)
@@ -347,6 +348,6 @@ class Scheduler(PolicyDesk):
             assert request.computed <= request.known + request.in_flight <= request.total + request.in_flight
         order: Sequence[Request] = self.queue.in_order()
         assert len(order) == len(self.queue) and all(r.state == "waiting" and not r.blocks for r in order)
-        assert self.queue.tokens == sum(r.known for r in order) and sum(self.queue.programs.values()) == len(order)
+        assert self.queue.tokens == sum(r.known for r in order) and sum(self.queue.programs.values()) in (len(order), 0)
         keys = [r.queue_entry[:2] for r in order if r.queue_entry]
         assert all(a <= b for a, b in pairwise(keys))

@@ -17,7 +17,7 @@ from simcore.models.engine import EngineSettings
 from simcore.models.executor import SimulatedExecutor
 from simcore.models.facts import Listeners, StepEnded
 from simcore.models.metrics import Slo, gaps_and_rates, programs_table, summarise, token_times, with_metrics
-from simcore.models.planned_replica import Boundaries, PlannedReplica
+from simcore.models.planned_replica import PlannedReplica, Shared
 from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
 from simcore.models.replica import STEP_COLUMNS, Replica
 from simcore.models.request import Request
@@ -138,7 +138,7 @@ def serve(
     sim = Simulation(seed)
     recorder = Recorder()
     decisions = recorder.table("decisions", DECISION_COLUMNS)
-    steps = recorder.table("steps", STEP_COLUMNS)
+    steps = recorder.table("steps", STEP_COLUMNS, order=("time", "replica"))  # the planned path notes a step when it looks
     settings = deployment.settings
     site = Site(
         settings, deployment.num_blocks - 1, deployment.kv_bytes_per_token, deployment.num_layers, deployment.replicas,
@@ -159,12 +159,12 @@ def serve(
             policy.start(site, generator(seed, "policy", kind, r))
         used += pairs[r]
     obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used)
-    boundaries = Boundaries()
+    shared = Shared()
     for r, (admission, retention) in enumerate(pairs):
         listeners = Listeners([admission, retention, router])
         options: dict[str, Any] = {
             "max_model_len": deployment.max_model_len, "listeners": listeners,
-            "log": lambda now, kind, id, answer, r=r: note((now, kind, r, id, answer)),
+            "log": note, "replica": r,
         }
         places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
         if obstacles:
@@ -173,10 +173,11 @@ def serve(
         else:
             planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(PlannedReplica(
-                sim, r, planner, deployment.executor(), boundaries=boundaries, **places))
+                sim, r, planner, deployment.executor(), shared=shared, **places))
     cluster = Cluster(
         sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
-        request_type=Request if obstacles else PlannedRequest, log=lambda *row: note(row), progress=progress)
+        request_type=Request if obstacles else PlannedRequest, shared=None if obstacles else shared, log=note,
+        progress=progress)
     cluster.start()
     try:
         sim.run_until(horizon)
@@ -191,10 +192,7 @@ def serve(
     cluster.let_go()
     ended_wall, ended_cpu = time.perf_counter(), time.process_time()
 
-    steps.rows.sort(key=lambda row: (row[0], row[1]))  # the planned path notes a step when somebody looks
     tables = recorder.frames()
-    for table in recorder.tables.values():
-        table.rows.clear()  # the frames have it all; a long run need not hold it twice
     tables["requests"] = with_metrics(tables["requests"])
     tables["programs"] = programs_table(tables["requests"])
     step_ends = [np.array(replica.step_ends) for replica in replicas]
@@ -216,7 +214,7 @@ def serve(
         "output_tokens_per_cpu_second": result.summary["total_output_tokens"] / seconds if seconds else None,
         "cpu_us_per_step": 1e6 * seconds / total_steps if total_steps else None,
         "steps_per_request": total_steps / len(workload) if len(workload) else None,
-        "decisions_per_request": len(decisions) / len(workload) if len(workload) else None,
+        "decisions_per_request": len(tables["decisions"]) / len(workload) if len(workload) else None,
         "real_time_factor": sim.now / (ended_wall - wall) if ended_wall > wall else None,
         "path": "step-by-step" if obstacles else "planned",
         **_path_speed(replicas, total_steps, len(workload)),

@@ -44,21 +44,40 @@ class StepTables(NamedTuple):
 def step_time(tables: StepTables, features: np.ndarray) -> float:
     """Seconds that the batch with these integer features takes on the model and hardware behind `tables`."""
     x = np.empty(COLUMNS)
+    load(x, tables, features)
+    total = 0.0
+    for op in range(tables.compute.shape[0]):
+        total += operator_seconds(tables, x, op)
+    return total
+
+
+@numba.njit(cache=True)
+def load(x, tables, features):
+    """Set x, float64[COLUMNS], to what the tables' columns are multiplied with."""
     for k in range(FIXED):
         x[k] = features[k]
     x[EXPERTS] = tables.experts[min(features[TOKENS], len(tables.experts) - 1)]
     x[CONSTANT] = 1.0
-    total = 0.0
-    for op in range(tables.compute.shape[0]):
-        compute = 0.0
-        memory = 0.0
-        for k in range(COLUMNS):  # most entries are 0, and adding 0 changes no bit
-            if tables.compute[op, k] != 0.0:
-                compute += tables.compute[op, k] * x[k]
-            if tables.memory[op, k] != 0.0:
-                memory += tables.memory[op, k] * x[k]
-        total += max(compute, memory)
-    return total
+
+
+@numba.njit(cache=True)
+def operator_seconds(tables, x, op):
+    """Seconds of one operator."""
+    compute = 0.0
+    memory = 0.0
+    for k in range(COLUMNS):  # most entries are 0, and adding 0 changes no bit
+        if tables.compute[op, k] != 0.0:
+            compute += tables.compute[op, k] * x[k]
+        if tables.memory[op, k] != 0.0:
+            memory += tables.memory[op, k] * x[k]
+    return max(compute, memory)
+
+
+@numba.njit(cache=True)
+def grows_with_context(tables, op):
+    """Whether the operator's seconds change when nothing but the context read (KV_READ, QK_PAIRS) does."""
+    return (tables.compute[op, KV_READ] != 0.0 or tables.compute[op, QK_PAIRS] != 0.0
+            or tables.memory[op, KV_READ] != 0.0 or tables.memory[op, QK_PAIRS] != 0.0)
 
 
 def features(counts: Sequence[int], before: Sequence[int], samples: Sequence[bool], window: int = 0) -> np.ndarray:

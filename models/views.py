@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,6 +71,26 @@ class Turn:
     def tool(self) -> str | None:
         """The tool that ran before this turn, where the trace names it."""
         return self._request.tool
+
+    @property
+    def next_tool(self) -> str | None:
+        """The tool that this turn calls (its output names it), known once the turn has ended; None = none, or not known."""
+        request = self._request
+        following = request.following if self._oracle or request.state == "finished" else None
+        return following.tool if following else None
+
+    @property
+    def next_gap(self) -> float | None:
+        """Seconds from now (the turn's end) to the program's next turn, by the trace; inf = no turn follows; None unless
+        the policy is an oracle. A tool short of slots, or another turn that is waited for as well, may make it longer."""
+        if not self._oracle:
+            return None
+        following = self._request.following
+        if following is None:
+            return inf
+        if following.arrival == following.arrival:  # recorded
+            return max(0.0, following.arrival - self._request.scheduler.now)
+        return following.gap
 
     @property
     def priority(self) -> int:

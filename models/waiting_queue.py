@@ -12,9 +12,10 @@ class WaitingQueue:
     """Requests in service order. Entries are lists [key, id, number, request]; a dead entry holds None for the request.
     The running number keeps a dead entry and its successor under the same key apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, count_programs: bool = True) -> None:
         self.tokens = 0  # known tokens of all waiting requests
-        self.programs: dict[int, int] = {}  # program -> how many of its requests wait
+        self.programs: dict[int, int] = {}  # program -> how many of its requests wait, if they are counted
+        self.count_programs = count_programs
         self._heap: list[list[Any]] = []
         self.size = 0  # how many wait
         self._pushed = 0
@@ -28,7 +29,8 @@ class WaitingQueue:
         heappush(self._heap, request.queue_entry)
         self.size += 1
         self.tokens += request.known
-        self.programs[request.program] = self.programs.get(request.program, 0) + 1
+        if self.count_programs:
+            self.programs[request.program] = self.programs.get(request.program, 0) + 1
 
     def head(self) -> Request:
         """The next request to serve; the queue is not empty."""
@@ -50,14 +52,16 @@ class WaitingQueue:
             heappop(self._heap)
         self.size -= 1
         self.tokens -= request.known
-        left = self.programs[request.program] - 1
-        if left:
-            self.programs[request.program] = left
-        else:
-            del self.programs[request.program]
+        if self.count_programs:
+            self._uncount(request.program)
         if len(self._heap) > 64 + 4 * self.size:  # dead entries of a policy that re-keys often
             self._heap = [entry for entry in self._heap if entry[3] is not None]
             heapify(self._heap)
+
+    def _uncount(self, program: int) -> None:
+        self.programs[program] -= 1
+        if not self.programs[program]:
+            del self.programs[program]
 
     def in_order(self) -> list[Request]:
         """All waiting requests, next first (for reports and tests)."""

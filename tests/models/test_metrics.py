@@ -7,9 +7,20 @@ from math import isnan, nan
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from serving_runs import run, tables, workload
 
-from simcore.models.metrics import Slo, distribution, programs_table, summarise, token_times, with_metrics
+from simcore.models.metrics import (
+    Gaps,
+    Slo,
+    distribution,
+    distribution_of_gaps,
+    programs_table,
+    summarise,
+    token_times,
+    with_metrics,
+)
 
 # Requests 0-3 finish; 4 is refused, 5 cancelled, 6 cut by the horizon after two tokens.
 ROWS = pd.DataFrame({
@@ -60,7 +71,7 @@ def test_an_slo_is_met_at_its_limit_and_only_by_finished_requests(requests: pd.D
 
 
 def test_summary(requests: pd.DataFrame) -> None:
-    gaps = np.array([0.5, 0.5, 1.0, 0.0])
+    gaps = Gaps(np.array([0.0, 0.5, 1.0]), np.array([1, 2, 1]))
     rates = np.array([2, 1, 0, 0, 0, 0, 0, 1])
     summary = summarise(
         requests, gaps, rates, slo=Slo(ttft_ms=1000), gpus=4, usd_per_gpu_hour=9.0, busy_seconds=[4.0, 2.0])
@@ -85,7 +96,8 @@ def test_summary(requests: pd.DataFrame) -> None:
 
 def test_what_a_run_without_a_finished_request_reports() -> None:
     empty = with_metrics(ROWS[4:])
-    summary = summarise(empty, np.zeros(0), np.zeros(0), slo=Slo(), gpus=1, usd_per_gpu_hour=1.0, busy_seconds=[0.0])
+    none = Gaps(np.zeros(0), np.zeros(0, dtype=np.int64))
+    summary = summarise(empty, none, np.zeros(0), slo=Slo(), gpus=1, usd_per_gpu_hour=1.0, busy_seconds=[0.0])
     assert summary["completed"] == 0 and summary["max_concurrent_requests"] == 0
     assert isnan(summary["duration"]) and isnan(summary["request_throughput"])
     assert summary["p99_ttft_ms"] == 2000  # the unfinished request had its first token
@@ -103,6 +115,18 @@ def test_percentiles_are_those_of_numpy() -> None:
     spread = distribution(values)
     assert spread["mean"] == 3.75 and spread["p50"] == 3.0 and spread["max"] == 8.0
     assert spread["p99"] == np.percentile(values[:4], 99) and spread["std"] == values[:4].std()
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 5)), min_size=1, max_size=30))
+def test_gaps_told_together_have_the_distribution_of_those_told_one_by_one(told: list[tuple[float, int]]) -> None:
+    told.sort()
+    seconds, counts = np.array([t for t, _ in told]), np.array([c for _, c in told])
+    spread, plain = distribution_of_gaps(Gaps(seconds, counts)), distribution(np.repeat(seconds, counts))
+    for name, value in plain.items():
+        if name in ("mean", "std"):
+            assert spread[name] == pytest.approx(value, rel=1e-9, abs=1e-9)
+        else:
+            assert spread[name] == value
 
 
 def test_token_times_over_runs_of_steps() -> None:

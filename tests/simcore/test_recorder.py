@@ -2,14 +2,15 @@
 
 import pytest
 
-from simcore.recorder import Recorder
+from simcore.recorder import Recorder, Table
 
 COLUMNS = {"id": "int64", "at": "float64", "why": "string", "ok": "bool", "small": "int32"}
 
 
 def test_declared_types_also_without_rows():
     recorder = Recorder()
-    full, empty = recorder.table("full", COLUMNS), recorder.table("empty", COLUMNS)
+    full = recorder.table("full", COLUMNS)
+    recorder.table("empty", COLUMNS)
     full.append((1, 0.5, "late", True, 7))
     full.append((2, float("nan"), "", False, 8))
     frames = recorder.frames()
@@ -17,7 +18,7 @@ def test_declared_types_also_without_rows():
     assert list(frames["full"].columns) == list(frames["empty"].columns) == list(COLUMNS)
     assert frames["full"].dtypes.equals(frames["empty"].dtypes)
     assert [str(dtype) for dtype in frames["empty"].dtypes] == ["int64", "float64", "string", "bool", "int32"]
-    assert (len(full), len(empty), len(frames["full"]), len(frames["empty"])) == (2, 0, 2, 0)
+    assert (len(frames["full"]), len(frames["empty"]), len(full)) == (2, 0, 0)
     assert frames["full"]["why"].tolist() == ["late", ""]
 
 
@@ -35,8 +36,23 @@ def test_rows_of_unequal_length_and_values_of_another_type_are_refused():
         ragged.frame()
     lossy = Recorder().table("t", {"a": "int64"})
     lossy.append((0.5,))
-    with pytest.raises(ValueError, match="float"):
+    with pytest.raises(TypeError, match="float"):
         lossy.frame()
+
+
+def test_packed_rows_stay_in_order_and_are_sorted_if_asked():
+    plain, sorted_ = Table("t", COLUMNS), Table("t", COLUMNS, order=("at", "id"))
+    rows = [(k, float(k % 3), f"row {k}", k % 2 == 0, k) for k in range(10)]
+    for k, row in enumerate(rows):
+        for table in (plain, sorted_):
+            table.append(row)
+            if k in (3, 4, 7):
+                table.pack()
+            assert len(table) == k + 1
+    assert list(plain.frame().itertuples(index=False, name=None)) == rows
+    frame = sorted_.frame()
+    assert list(frame.itertuples(index=False, name=None)) == sorted(rows, key=lambda row: (row[1], row[0]))
+    assert frame.dtypes.equals(Table("t", COLUMNS).frame().dtypes)
 
 
 def test_a_name_is_taken_once():
