@@ -23,7 +23,7 @@ Json = Annotated[Optional[Path], typer.Option("--json", help="Also write the sum
 Detailed = Annotated[bool, typer.Option("--save-detailed", help="Per-request lists in summary.json, as vllm bench serve.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Tables as CSV instead of Parquet.")]
 Skip = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad rows, count and list them.")]
-Format = Annotated[Optional[str], typer.Option(help="mooncake, azure, csv or jsonl [default: from the content]")]  # noqa: UP045
+Format = Annotated[Optional[str], typer.Option(help="mooncake, azure, csv, jsonl, coding-agents, ... [default: from the content]")]  # noqa: UP045
 
 
 @app.command()

@@ -219,7 +219,7 @@ def list_policies(kind: str | None, json: Path | None) -> None:
     for point, found in listed.items():
         console.print(point, style="bold")
         for name, text in found.items():
-            console.print(f"  {name:18s} {text}", highlight=False, soft_wrap=True)
+            console.print(f"  {name:22s} {text}", highlight=False, soft_wrap=True)
     console.print("A policy of your own: package.module:Class or file.py:Class (docs/your-first-policy.md)", style="dim")
     _write_json(json, listed)
 

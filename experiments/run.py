@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from simcore.errors import ConfigError, TraceError
-from simcore.experiments.study import Arm, PolicyConfig, Study, StudyFile, WorkloadConfig
+from simcore.experiments.study import (
+    AgentsWorkload,
+    Arm,
+    PoissonWorkload,
+    PolicyConfig,
+    ProgramStarts,
+    Study,
+    StudyFile,
+    WorkloadConfig,
+)
 from simcore.lookup import construct, find_class
 from simcore.models.decision_points import KINDS, Policy, Retention
 from simcore.models.gpu import load_gpu
@@ -20,6 +29,8 @@ from simcore.models.roofline import roofline_tables
 from simcore.models.serving import Deployment, Policies, RunResult, serve
 from simcore.models.steady import Window, apply_window, find_window
 from simcore.parallel import fan_out
+from simcore.traces.agent_generator import generate_agents
+from simcore.traces.agents import first_programs, start_programs, with_workers
 from simcore.traces.clone import clone_sessions, resample_sessions
 from simcore.traces.generate import poisson
 from simcore.traces.read import SHIPPED, read
@@ -42,19 +53,16 @@ def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
     """Read or generate, then dequantise, slice, thin, resample, clone and head, as the study says. Raises ConfigError
     naming the key, or TraceError naming the trace's file and line."""
     if config.generate is not None:
-        g = config.generate
         with _of_key("workload.generate"):
-            workload = poisson(
-                g.requests, g.rate, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
-                prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
-            )
+            workload = _generate(config.generate, seed)
     else:
         assert config.trace is not None
         path = Path(config.trace) if config.trace in SHIPPED else folder / config.trace
         if config.trace not in SHIPPED and not path.is_file():
             raise ConfigError("workload.trace", found=config.trace, why=f"no such file in {folder}",
                               allowed=f"a shipped trace ({', '.join(SHIPPED)}) or the path of a file")
-        workload = read(str(path), config.format, skip_bad=config.skip_bad)
+        with _of_key("workload", keep={"format": "workload.format", "option": "workload.options"}):
+            workload = read(str(path), config.format, skip_bad=config.skip_bad, **config.options)
     if config.dequantise is not None:
         with _of_key("workload.dequantise"):
             workload = dequantise(workload, config.dequantise, seed)
@@ -73,17 +81,45 @@ def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
     if config.head is not None and config.head < len(workload):
         with _of_key("workload.head"):
             workload = head(workload, config.head)
+    if config.programs is not None:
+        with _of_key("workload.programs"):
+            workload = first_programs(workload, config.programs)
+    if config.start is not None:
+        with _of_key("workload.start"):
+            workload = _start(workload, config.start, seed)
     if not len(workload):
         raise ConfigError("workload", why="no request is left")
     return workload
 
 
+def _generate(g: PoissonWorkload | AgentsWorkload, seed: int) -> Workload:
+    if isinstance(g, AgentsWorkload):
+        return generate_agents(g.name, g.programs, rate=0.0, seed=seed, turn_multiplier=g.turn_multiplier)
+    return poisson(
+        g.requests, g.rate, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
+        prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
+    )
+
+
+def _start(workload: Workload, start: ProgramStarts, seed: int) -> Workload:
+    if start.workers is not None:
+        started = with_workers(workload, start.workers, seed=seed if start.shuffle else None)
+    else:
+        assert start.rate is not None
+        started = start_programs(workload, start.rate, seed, shuffle=start.shuffle)
+    return replace(started, time_limit=start.time_limit)
+
+
 @contextmanager
-def _of_key(key: str) -> Iterator[None]:
-    """What a generator or a transform refuses, under the study's key that asked for it."""
+def _of_key(key: str, keep: dict[str, str] | None = None) -> Iterator[None]:
+    """What a generator or a transform refuses, under the study's key that asked for it. `keep`: only errors about these
+    things, each with its own key."""
     try:
         yield
     except TraceError as error:
+        if keep is not None and error.where not in keep:
+            raise
+        key = keep[error.where] if keep else key
         why = ": ".join(filter(None, (error.key, error.why)))
         raise ConfigError(key, found=error.found, allowed=error.allowed, why=why) from None
 
@@ -143,8 +179,10 @@ def build_policies(study: Study, folder: Path) -> Policies:
 
 
 def _one_for_both(classes: dict[str, tuple[type, dict[str, Any]]]) -> str | None:
-    """Admission and retention may be one object (queue order and pins over one memory): the kind that was left out and is
-    served by the other's policy, else None."""
+    """Admission and retention may be one object (queue order and pins over one memory): the kind that was left out, or says
+    the same as the other, and is served by the other's policy; else None."""
+    if "admission" in classes and classes.get("admission") == classes.get("retention"):
+        return "admission"
     for missing, given in (("admission", "retention"), ("retention", "admission")):
         if missing not in classes and given in classes and issubclass(classes[given][0], KINDS[missing]):
             return missing
@@ -170,6 +208,7 @@ def play(
         build_workload(study.workload, job.folder, job.seed) if workload is None else workload, deployment, policies,
         slo=study.limits, usd_per_gpu_hour=study.cost.usd_per_gpu_hour, seed=job.seed, horizon=study.horizon,
         sample_every=study.sample_every, progress=progress,
+        tool_slots={name: tool.slots for name, tool in study.tools.items()},
     )
     count_window(study, result, Window("all") if study.window == "all" else find_window([result.requests]))
     return result

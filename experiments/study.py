@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from simcore.config import Document, Seconds, parse_value
 from simcore.errors import ConfigError
@@ -42,17 +42,51 @@ class PoissonWorkload(Strict):
     prefix_tokens: Annotated[int, Field(ge=0)] = 0
 
 
+class AgentsWorkload(Strict):
+    """Agent programs like those of a paper whose traces are not public (traces/agent_workloads.yaml)."""
+
+    kind: Literal["agents"]
+    name: Literal["swe-bench", "bfcl", "openhands"]
+    programs: Annotated[int, Field(ge=1)] = 100
+    turn_multiplier: Annotated[float, Field(gt=0, description="turns of a program; its tokens stay")] = 1.0
+
+
+class ProgramStarts(Strict):
+    """When programs (sessions) start: by a Poisson process of `rate` programs/s (0 = all at once), or each as soon as one of
+    `workers` is free."""
+
+    rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    workers: Annotated[int, Field(ge=1)] | None = None
+    shuffle: bool = Field(False, description="in an order drawn from the seed")
+    time_limit: Annotated[float, Field(gt=0)] = Field(inf, description="s; an older program starts no further turn")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ProgramStarts:
+        if (self.rate is None) == (self.workers is None):
+            raise ValueError("give either rate or workers")
+        return self
+
+
 class TraceSlice(Strict):
     start: Seconds = 0.0
     end: Seconds = inf
 
 
+def _kind(value: Any) -> str:
+    return str(value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson"))
+
+
+Generated = Annotated[
+    Annotated[PoissonWorkload, Tag("poisson")] | Annotated[AgentsWorkload, Tag("agents")], Discriminator(_kind)]
+
+
 class WorkloadConfig(Strict):
     """Either `trace` (a shipped trace's name, or a file) or `generate`; then in this order dequantise, slice, thin,
-    resample, clone, head."""
+    resample, clone, head, programs, start."""
 
     trace: str | None = None
-    format: Literal["mooncake", "azure", "csv", "jsonl"] | None = None
+    format: str | None = Field(None, description="one of those of simcore trace info; None = by the first line")
+    options: dict[str, Any] = Field({}, description="of the format's reader, e.g. {long: truncate}")
     skip_bad: bool = False
     dequantise: Seconds | None = None
     slice: TraceSlice | None = None
@@ -60,18 +94,24 @@ class WorkloadConfig(Strict):
     resample: bool = Field(False, description="draw as many sessions, with replacement; each seed draws others")
     clone: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(None, description="rate, by cloning sessions")
     head: Annotated[int, Field(ge=1)] | None = Field(None, description="first requests only")
-    generate: PoissonWorkload | None = None
+    programs: Annotated[int, Field(ge=1)] | None = Field(None, description="first programs (sessions) only")
+    start: ProgramStarts | None = None
+    generate: Generated | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:
         if (self.trace is None) == (self.generate is None):
             raise ValueError("give either trace or generate")
+        if self.options and self.trace is None:
+            raise ValueError("options are those of a trace's reader")
+        if isinstance(self.generate, AgentsWorkload) and self.start is None:
+            raise ValueError("say when the agents' programs start, e.g. start: {rate: 0.1} or start: {workers: 8}")
         return self
 
     @property
     def replicated_by_seed(self) -> bool:
         """Whether another seed is another, independent sample of the workload."""
-        return self.generate is not None or self.resample
+        return self.generate is not None or self.resample or (self.start is not None and self.start.shuffle)
 
 
 class ModelConfig(Strict):
@@ -84,6 +124,10 @@ class ClusterConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     gpu: str = "h100-sxm"
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+
+
+class ToolConfig(Strict):
+    slots: Annotated[int, Field(ge=1, description="calls of this tool that run at once, over all programs")]
 
 
 class PolicyConfig(BaseModel):
@@ -136,6 +180,7 @@ class Study(Strict):
     model: ModelConfig | str
     cluster: ClusterConfig = ClusterConfig()
     engine: EngineSettings = EngineSettings()
+    tools: dict[str, ToolConfig] = {}
     cost_model: RooflineAssumptions = RooflineAssumptions()
     policies: PoliciesConfig = PoliciesConfig()
     slo: SloConfig = SloConfig()
@@ -250,8 +295,9 @@ def read_study(
 
 def _check_window(study: Study, document: Document) -> None:
     """Raises ConfigError where `window: steady` has nothing to be steady."""
-    if study.window == "steady" and (study.workload.generate is None or study.workload.generate.rate == 0):
-        why = ("nothing is cut from a finite trace" if study.workload.generate is None
+    generated = study.workload.generate
+    if study.window == "steady" and not (isinstance(generated, PoissonWorkload) and generated.rate):
+        why = ("nothing is cut from a finite trace" if not isinstance(generated, PoissonWorkload)
                else "all requests arrive at once, so that there is no steady state")
         raise ConfigError(document.where(("window",)), "window", found="steady", why=why,
                           allowed="all, or steady with workload.generate at a rate above 0")

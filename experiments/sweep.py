@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ROOT_MARKER = ".simcore-sweep"
 DONE = "done.json"  # a run's manifest: the SHA-256 of its files
-TABLES = ("requests", "programs", "steps", "decisions")
+TABLES = ("requests", "programs", "tools", "steps", "decisions")
 
 
 @dataclass(frozen=True)

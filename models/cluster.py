@@ -15,9 +15,10 @@ from simcore.models.planned_replica import Shared
 from simcore.models.policy_desk import view_of
 from simcore.models.replica import Replica
 from simcore.models.request import Following, Request
+from simcore.models.tools import Tools
 from simcore.models.views import ReplicaView
 from simcore.recorder import Recorder, Table
-from simcore.simulation import ARRIVAL, TIMER, TOOL_RETURN, Simulation
+from simcore.simulation import ARRIVAL, TIMER, Simulation
 from simcore.traces.workload import Workload
 
 REQUEST_COLUMNS = {
@@ -35,12 +36,13 @@ class Cluster:
 
     def __init__(
         self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder,
-        *, block_size: int, request_type: type[Request] = Request, shared: Shared | None = None,
+        *, block_size: int, tools: Tools, request_type: type[Request] = Request, shared: Shared | None = None,
         log: Callable[[tuple], None] | None = None, progress: Callable[[float], None] | None = None,
     ) -> None:
         self.sim = sim
         self.workload = workload
         self.replicas = replicas
+        self.tools = tools
         self.router = router
         self.live: dict[int, Request] = {}  # requests that have arrived and not ended
         self.ended = 0
@@ -59,13 +61,17 @@ class Cluster:
         self._names = [f"replica {replica.id}" for replica in replicas]
         self._program_arrival: dict[int, float] = {}
         self._program_last_end: dict[int, float] = {}
+        self._called: dict[int, float] = {}  # turns under way whose gap is not the trace's, and when it began
         self._program_live: dict[int, int] = {}  # turns that have arrived and not ended
         self._program_left = np.bincount(workload.program, minlength=workload.n_programs).tolist()
-        self._ends_known = workload.ends_known
+        self._counts_turns = workload.ends_known or workload.workers > 0
         self._columns = _Columns(workload)
         self._unmet = list(self._columns.waits)  # requests that each one still waits for
         self._dependents = _dependents(workload)
-        self._open = [i for i in range(len(workload)) if not self._unmet[i]]
+        by_worker = workload.by_worker
+        self._open = np.flatnonzero(~by_worker & (np.diff(workload.wait_offsets) == 0)).tolist()
+        self._of_workers = set(workload.program[by_worker].tolist())
+        self._for_workers = iter(np.flatnonzero(by_worker).tolist())  # first turns of programs that wait for a worker
         self._next_open = 0
         heard = [kind for p in (router, *(p for r in replicas for p in (r.scheduler.admission, r.scheduler.retention)))
                  for kind in p.observes]
@@ -76,12 +82,16 @@ class Cluster:
     def start(self) -> None:
         """Schedule the first arrival; the rest follow one by one, so that the event queue stays short."""
         self._schedule_arrival()
+        for _ in range(self.workload.workers):
+            self._start_program()
         self._ask_router_wakeup()
 
     def close(self, *, stuck: bool) -> None:
         """List what has not ended: at the horizon, or (`stuck`) because no event is left that could move it."""
         reason = "no event left that could let it proceed" if stuck else "still in the system at the horizon"
         for request in list(self.live.values()):
+            if request.state == "running":
+                request.service += self.sim.now - request.running_since
             self._record(request, "unfinished", reason)
         if self.ended < len(self.workload):
             for i in np.flatnonzero(np.frombuffer(self._recorded, dtype=np.int8) == 0).tolist():
@@ -104,6 +114,12 @@ class Cluster:
                 ahead = k + len(self.replicas) - 1
                 self._shared.arrivals_until = self._columns.arrival[self._open[ahead]] if ahead < len(self._open) else inf
             self.sim.at(self._columns.arrival[i], self._open_arrival, ARRIVAL, id=i, args=(i,))
+
+    def _start_program(self) -> None:
+        """A worker is free: the next program that none has taken starts now."""
+        i = next(self._for_workers, None)
+        if i is not None:
+            self.sim.at(self.sim.now, self._arrive, ARRIVAL, id=i, args=(i,))
 
     def _open_arrival(self, i: int) -> None:
         self._schedule_arrival()
@@ -146,9 +162,12 @@ class Cluster:
     def _gap(self, request: Request) -> float:
         """Seconds since the previous turn ended: what the trace says, else by the clock; NaN if a turn still runs."""
         i, program = request.id, request.program
-        if not self._columns.waits[i]:
-            return nan if self._program_live.get(program) else self.sim.now - self._program_last_end.get(program, nan)
-        return float(self.workload.gap[i])
+        if i in self._called:  # side by side, or after a wait for a slot
+            return self.sim.now - self._called.pop(i)
+        if self._columns.waits[i]:
+            calls, after = self._columns.calls[i]
+            return calls[0][1] + after if calls else after
+        return nan if self._program_live.get(program) else self.sim.now - self._program_last_end.get(program, nan)
 
     def _request(self, i: int, now: float) -> Request:
         w, columns = self.workload, self._columns
@@ -189,33 +208,41 @@ class Cluster:
         ))
         if status == "unfinished":
             return
-        if status == "finished":
+        if status == "finished" and now - request.program_arrival >= self.workload.time_limit:
+            self._cancel_dependents(request.id, f"its program is older than {self.workload.time_limit:g} s")
+        elif status == "finished":
             for i in self._dependents.get(request.id, ()):
                 self._unmet[i] -= 1
                 if not self._unmet[i]:
-                    at = now + float(self.workload.gap[i])
-                    self.sim.at(at, self._arrive, TOOL_RETURN, id=i, args=(i,))
+                    calls, after = self._columns.calls[i]
+                    self.tools.call(i, calls, after, self._arrive, (i,))
+                    if len(calls) > 1 or (calls and self.tools.limited):
+                        self._called[i] = now
         elif status == "refused":
             self._cancel_dependents(request.id)
-        if self._ends_known:
+        if self._counts_turns:
             self._turn_is_over(request.program, now)
         if self._progress is not None:
             self._progress(self.ended / len(self.workload))
         request.forget_work()
 
     def _turn_is_over(self, program: int, now: float) -> None:
-        """Where clients tell which turn is the last: after it, the program is over."""
+        """After a program's last turn its worker is free, and the engine may hear that it is over."""
         self._program_left[program] -= 1
         if self._program_left[program]:
+            return
+        if program in self._of_workers:
+            self._start_program()
+        if not self.workload.ends_known:
             return
         for replica in self.replicas:
             replica.end_program(program)
         if self._tells_ends:
             self._tell(ProgramEnded(now, program))
 
-    def _cancel_dependents(self, refused: int) -> None:
+    def _cancel_dependents(self, first: int, why: str = "") -> None:
         """Cancel all that waits for it, directly or not (a loop: a session may have more turns than Python has frames)."""
-        gone = [(refused, "refused")]
+        gone = [(first, "refused")]
         while gone:
             k, status = gone.pop()
             for i in self._dependents.get(k, ()):
@@ -223,7 +250,7 @@ class Cluster:
                     self._unmet[i] = -1
                     request = self._request(i, nan)
                     request.ended = self.sim.now
-                    self._record(request, "cancelled", f"waits for request {k}, which was {status}")
+                    self._record(request, "cancelled", why or f"waits for request {k}, which was {status}")
                     gone.append((i, "cancelled"))
 
     # --- policies -----------------------------------------------------------------------------------------------------
@@ -264,6 +291,7 @@ class _Columns:
         self.waits = np.diff(workload.wait_offsets).tolist()
         self.is_last = _last_of_program(workload).tolist()
         self.following = _following(workload)
+        self.calls = _calls(workload)
 
 
 def _last_of_program(workload: Workload) -> np.ndarray:
@@ -271,6 +299,21 @@ def _last_of_program(workload: Workload) -> np.ndarray:
     last = np.full(workload.n_programs, -1, dtype=np.int64)
     np.maximum.at(last, workload.program, workload.turn)
     return workload.turn == last[workload.program] if len(workload) else np.zeros(0, dtype=bool)
+
+
+def _calls(workload: Workload) -> dict[int, tuple[list[tuple[int, float]], float]]:
+    """What runs before each turn that waits for another: its tool calls (tool, s), and the seconds after the last one."""
+    out = {}
+    gap, tool = workload.gap.tolist(), workload.tool.tolist()
+    listed = np.diff(workload.call_offsets).tolist()
+    for i in np.flatnonzero(np.diff(workload.wait_offsets)).tolist():
+        if listed[i]:
+            out[i] = workload.calls(i), gap[i]
+        elif tool[i] >= 0:
+            out[i] = [(tool[i], gap[i])], 0.0
+        else:
+            out[i] = [], gap[i]
+    return out
 
 
 def _following(workload: Workload) -> list[Following | None]:
@@ -288,7 +331,8 @@ def _following(workload: Workload) -> list[Following | None]:
     for i in np.flatnonzero(next_row >= 0).tolist():
         k = int(next_row[i])
         tool = int(w.tool[k])
-        out[i] = Following(w.tools[tool] if tool >= 0 else None, float(w.gap[k]), float(w.arrival[k]))
+        longest = max((seconds for _, seconds in w.calls(k)), default=0.0)
+        out[i] = Following(w.tools[tool] if tool >= 0 else None, float(w.gap[k]) + longest, float(w.arrival[k]))
     return out
 
 

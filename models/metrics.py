@@ -105,21 +105,6 @@ def gaps_and_rates(
     return Gaps(all_seconds[order], all_counts[order]), rates
 
 
-def programs_table(requests: pd.DataFrame) -> pd.DataFrame:
-    """One row a program: when it arrived and ended, its JCT (NaN unless every turn finished) and its sums."""
-    grouped = requests.groupby("program", sort=True)
-    done = (requests["status"] == "finished").groupby(requests["program"], sort=True).agg(["sum", "count"])
-    table = grouped.agg(
-        arrival=("arrival", "min"), ended=("ended", "max"), turns=("turn", "size"), input_tokens=("input_tokens", "sum"),
-        output_tokens=("generated_tokens", "sum"), cached_tokens=("cached_tokens", "sum"),
-        queue_time=("queue_time", "sum"), preemptions=("preemptions", "sum"),
-    )
-    table["finished_turns"] = done["sum"].to_numpy(dtype="int64")
-    complete = (done["sum"] == done["count"]).to_numpy()
-    table["jct"] = np.where(complete, table["ended"] - table["arrival"], np.nan)
-    return table.reset_index()
-
-
 def distribution(values: np.ndarray) -> dict[str, float]:
     """mean, std, min, max and percentiles of the defined values; all NaN if there are none."""
     undefined = np.isnan(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,13 +16,15 @@ from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Re
 from simcore.models.engine import EngineSettings
 from simcore.models.executor import SimulatedExecutor
 from simcore.models.facts import Listeners, StepEnded
-from simcore.models.metrics import Slo, gaps_and_rates, programs_table, summarise, token_times, with_metrics
+from simcore.models.metrics import Slo, gaps_and_rates, run_seconds, summarise, token_times, with_metrics
 from simcore.models.planned_replica import PlannedReplica, Shared
 from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
+from simcore.models.programs import programs_table
 from simcore.models.replica import STEP_COLUMNS, Replica
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
 from simcore.models.step_time import StepTables
+from simcore.models.tools import Tools
 from simcore.models.views import Site
 from simcore.randomness import generator
 from simcore.recorder import Recorder
@@ -84,7 +86,7 @@ class Policies:
 
 @dataclass
 class RunResult:
-    """Tables of one run (pandas): requests, programs, steps (sampled), decisions; and its summary.
+    """Tables of one run (pandas): requests, programs, tools, steps (sampled), decisions; and its summary.
 
     `step_ends[r]`: end times of replica r's steps; `token_steps[i]`: runs of steps that brought request i's tokens.
     `speed` is about the simulator, not the simulated: it differs from run to run and goes to run.json only.
@@ -104,6 +106,10 @@ class RunResult:
     @property
     def programs(self) -> pd.DataFrame:
         return self.tables["programs"]
+
+    @property
+    def tools(self) -> pd.DataFrame:
+        return self.tables["tools"]
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -128,14 +134,18 @@ def serve(
     workload: Workload, deployment: Deployment, policies: Policies, *, slo: Slo | None = None,
     usd_per_gpu_hour: float | None = None, seed: int = 0, horizon: float = inf, sample_every: float = 1.0,
     progress: Callable[[float], None] | None = None, path: Literal["planned", "step-by-step"] = "planned",
+    tool_slots: Mapping[str, int] | None = None,
 ) -> RunResult:
     """Play `workload` and return its tables. `horizon`: simulated seconds after which the run is cut. `path`: both give the
-    same result to the last bit; where the planned one cannot be taken, `speed["why_not_planned"]` says why.
+    same result to the last bit; where the planned one cannot be taken, `speed["why_not_planned"]` says why. `tool_slots`:
+    tool -> calls of it that run at once; no limit where it is left out.
 
-    Raises PolicyError for an illegal decision and NoProgress when decisions bring no token for long.
+    Raises ConfigError for slots of a tool that the workload does not name, PolicyError for an illegal decision and
+    NoProgress when decisions bring no token for long.
     """
     wall, cpu = time.perf_counter(), time.process_time()  # for sim_speed alone; no decision sees them
     sim = Simulation(seed)
+    tools = Tools(sim, tool_slots, workload.tools)
     recorder = Recorder()
     decisions = recorder.table("decisions", DECISION_COLUMNS)
     steps = recorder.table("steps", STEP_COLUMNS, order=("time", "replica"))  # the planned path notes a step when it looks
@@ -176,7 +186,7 @@ def serve(
                 sim, r, planner, deployment.executor(), shared=shared, **places))
     cluster = Cluster(
         sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
-        request_type=Request if obstacles else PlannedRequest, shared=None if obstacles else shared, log=note,
+        tools=tools, request_type=Request if obstacles else PlannedRequest, shared=None if obstacles else shared, log=note,
         progress=progress)
     cluster.start()
     try:
@@ -194,7 +204,7 @@ def serve(
 
     tables = recorder.frames()
     tables["requests"] = with_metrics(tables["requests"])
-    tables["programs"] = programs_table(tables["requests"])
+    tables["tools"] = tools.frame(run_seconds(tables["requests"], horizon if cut else None), horizon if cut else inf)
     step_ends = [np.array(replica.step_ends) for replica in replicas]
     result = RunResult(
         tables, {}, {}, tuple(sorted({type(p).__name__ for p in used if p.oracle})), step_ends, cluster.token_steps)
@@ -205,6 +215,7 @@ def serve(
         gpus=deployment.replicas * deployment.gpus_per_replica, usd_per_gpu_hour=usd_per_gpu_hour,
         busy_seconds=[replica.busy_seconds for replica in replicas], cut_at=horizon if cut else None,
     )
+    tables["programs"] = programs_table(tables["requests"], workload, result.summary["usd"])
     total_steps = sum(len(ends) for ends in step_ends)
     result.summary |= {"steps": total_steps, "computed_tokens": sum(replica.computed_tokens for replica in replicas)}
     seconds = ended_cpu - cpu

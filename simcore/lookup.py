@@ -28,14 +28,15 @@ def class_name(name: str) -> str:
 def find_class(kind: str, name: str, base: type, folder: Path | None = None) -> type:
     """The policy class that `name` means for a decision point `kind`.
 
-    `name` is a built-in (`round-robin` -> simcore.policies.<kind>.round_robin:RoundRobin), `package.module:Class`,
+    `name` is a built-in (`round-robin` -> simcore.policies.<kind>.round_robin:RoundRobin; one that stands under another
+    kind and serves this one too is found as well), `package.module:Class`,
     `file.py:Class` (both looked up in `folder`, the study's, first), or an entry point of the group `simcore.policies`
     called `<kind>.<name>`. Raises ConfigError naming what exists; ConfigError if the class does not serve `kind`.
     """
     if ":" in name:
         found = _from_path(kind, name, folder)
     else:
-        found = _built_in(kind, name) or _entry_point(kind, name)
+        found = _built_in(kind, name) or _entry_point(kind, name) or _serves_this_too(kind, name, base)
     if found is None:
         raise ConfigError(f"policies.{kind}", found=name,
                           allowed=", ".join(names(kind)) + ", package.module:Class, or file.py:Class")
@@ -81,6 +82,15 @@ def _built_in(kind: str, name: str) -> Any:
     except ModuleNotFoundError:
         return None
     return getattr(importlib.import_module(module), class_name(name), None) if spec else None
+
+
+def _serves_this_too(kind: str, name: str, base: type) -> Any:
+    """A built-in of another decision point that serves this one as well."""
+    for other in kinds():
+        found = _built_in(other, name) if other != kind else None
+        if inspect.isclass(found) and issubclass(found, base):
+            return found
+    return None
 
 
 def _entry_point(kind: str, name: str) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 from simcore.errors import TraceError
 from simcore.randomness import generator, uniform
 from simcore.traces.identity import Numbering
-from simcore.traces.transform import demand, noted
-from simcore.traces.workload import Workload, to_runs
+from simcore.traces.transform import demand, no_workers, noted
+from simcore.traces.workload import Workload, take_ragged, to_runs
 
 
 def clone_sessions(workload: Workload, factor: float, seed: int) -> Workload:
@@ -23,10 +23,11 @@ def clone_sessions(workload: Workload, factor: float, seed: int) -> Workload:
     probability; a smaller factor's clones are a subset of a larger one's).
 
     A clone begins at another time of the source's span: it is moved as a whole, wraps around at the end of the times at
-    which it still fits, and its turns keep their order and distances. Raises TraceError when factor is below 1, or when a
-    session waits for another.
+    which it still fits, and its turns keep their order and distances. Raises TraceError when factor is below 1, when a
+    session waits for another, or when workers start the sessions.
     """
     demand(workload, 1 <= factor < np.inf, "factor", factor, "a finite number of at least 1 (thin lowers the rate)")
+    no_workers(workload, "clone sessions")
     sessions = _Sessions(workload)
     whole = int(factor)
     counts = np.full(workload.n_programs, whole - 1)
@@ -49,7 +50,8 @@ def resample_sessions(workload: Workload, seed: int) -> Workload:
     """A bootstrap replicate: as many sessions as there are, drawn whole and with replacement.
 
     A session that is drawn again gets fresh ids and begins up to one mean distance of session starts earlier or later,
-    within the source's span. Raises TraceError when a session waits for another.
+    within the source's span; where workers start the sessions, those drawn again come after all the others. Raises
+    TraceError when a session waits for another.
     """
     sessions = _Sessions(workload)
     n = workload.n_programs
@@ -76,12 +78,12 @@ class _Sessions:
         if across.any():
             raise TraceError(f"{w.source.name}: row {int(waiter[np.argmax(across)])}", "wait_for",
                              why="waits for another session, so sessions cannot be copied alone")
-        self.begin, self.end = (float(f(w.arrival)) for f in (np.nanmin, np.nanmax)) if n else (0.0, 0.0)
-        self.first, self.last = np.full(n, np.inf), np.full(n, -np.inf)
         own = np.isfinite(w.arrival)
+        self.begin, self.end = (float(f(w.arrival[own])) for f in (np.min, np.max)) if own.any() else (0.0, 0.0)
+        self.first, self.last = np.full(n, np.inf), np.full(n, -np.inf)
         np.minimum.at(self.first, w.program[own], w.arrival[own])
         np.maximum.at(self.last, w.program[own], w.arrival[own])
-        empty = np.isinf(self.first)  # a number that no row carries
+        empty = np.isinf(self.first)  # a number that no row carries, or a session that a worker starts
         self.first[empty] = self.last[empty] = self.begin
         self._number_ids()
 
@@ -119,17 +121,16 @@ class _Sessions:
         place[self.rows] = np.arange(len(w)) - self.offsets[w.program[self.rows]]
 
         row, of, time = row[order], of[order], time[order]
-        depends = np.diff(w.wait_offsets) > 0
-        waits = np.diff(w.wait_offsets)[row]
-        wait_offsets = np.concatenate(([0], np.cumsum(waits))).astype(np.int64)
-        source = np.arange(int(wait_offsets[-1])) + np.repeat(w.wait_offsets[row] - wait_offsets[:-1], waits)
-        wait_for = new_row[(ends - lengths)[np.repeat(of, waits)] + place[w.wait_for[source]]]
+        wait_offsets, waited = take_ragged(w.wait_offsets, row, w.wait_for)
+        wait_for = new_row[(ends - lengths)[np.repeat(of, np.diff(wait_offsets))] + place[waited]]
+        call_offsets, call_tool, call_seconds = take_ragged(w.call_offsets, row, w.call_tool, w.call_seconds)
         runs = to_runs(self._ids(row, of, program, copy))
         per_row = {name: getattr(w, name)[row] for name in (
             "input_tokens", "output_tokens", "priority", "turn", "gap", "tool", "known_tokens")}
         return replace(
-            w, **per_row, arrival=np.where(depends[row], np.nan, time), program=of, wait_offsets=wait_offsets,
-            wait_for=wait_for, run_offsets=runs[0], run_first=runs[1], run_last=runs[2],
+            w, **per_row, arrival=np.where(np.isnan(w.arrival[row]), np.nan, time), program=of, wait_offsets=wait_offsets,
+            wait_for=wait_for, call_offsets=call_offsets, call_tool=call_tool, call_seconds=call_seconds,
+            run_offsets=runs[0], run_first=runs[1], run_last=runs[2],
         )
 
     def _ids(self, row: np.ndarray, of: np.ndarray, program: np.ndarray, copy: np.ndarray) -> list[np.ndarray]:

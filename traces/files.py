@@ -8,7 +8,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -68,6 +68,23 @@ def csv_rows(path: str | Path) -> Iterator[tuple[str, list[str] | TraceError]]:
             continue
         if cells:
             yield f"{path}:{reader.line_num}", cells
+
+
+def csv_table(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str] | TraceError]]:
+    """("file:line", {column: text}) for each row of a CSV file with just these columns; a bad row comes as its TraceError.
+
+    Raises TraceError for another header.
+    """
+    rows = csv_rows(path)
+    where, header = next(rows, (str(path), []))
+    if isinstance(header, TraceError):
+        raise header
+    if sorted(header) != sorted(columns):
+        raise TraceError(where, "header", found=header, allowed=",".join(columns))
+    for where, cells in rows:
+        if not isinstance(cells, TraceError) and len(cells) != len(header):
+            cells = TraceError(where, why="cells", found=len(cells), allowed=f"{len(header)}: {','.join(header)}")
+        yield where, cells if isinstance(cells, TraceError) else dict(zip(header, cells, strict=True))
 
 
 @contextmanager

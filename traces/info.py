@@ -9,7 +9,10 @@ from simcore.traces.workload import Workload
 
 
 def describe(workload: Workload, block_size: int = 16) -> dict:
-    """A JSON-able summary. Times in seconds, rates in requests a second, lengths in tokens."""
+    """A JSON-able summary. Times in seconds, rates in requests a second, lengths in tokens.
+
+    `pauses`: for each tool (and for all together), how long its programs wait between turns: gap and calls, without slots.
+    """
     w = workload
     own = w.arrival[np.isfinite(w.arrival)]
     span = float(own[-1] - own[0]) if len(own) else 0.0
@@ -23,7 +26,9 @@ def describe(workload: Workload, block_size: int = 16) -> dict:
         "licence": w.source.licence,
         "origin": w.source.origin,
         "requests": len(w),
-        "closed_loop_requests": len(w) - len(own),
+        "closed_loop_requests": int((np.diff(w.wait_offsets) > 0).sum()),
+        "workers": w.workers,
+        "started_by_workers": int(w.by_worker.sum()),
         "span": span,
         "mean_rate": len(own) / span if span else None,
         "peak_rate": int(minute.max()) / 60,
@@ -37,6 +42,7 @@ def describe(workload: Workload, block_size: int = 16) -> dict:
         "trace_block_tokens": w.block_tokens,
         "best_hit_rate": int(cached.sum()) / total if total else 0.0,
         "tools": list(w.tools),
+        "pauses": _pauses(w),
         "notes": list(w.source.notes),
         "skipped": len(w.skipped),
         "skipped_rows": list(w.skipped),
@@ -85,6 +91,11 @@ def render(info: dict) -> str:
             f"  {label:9} {s['total']:>15,} {s['mean']:>10,.1f} {s['p50']:>9,.0f} {s['p90']:>9,.0f} {s['p99']:>9,.0f} "
             f"{s['max']:>9,}"
         )
+    if info["workers"]:
+        lines.append(f"  workers   {info['workers']:,} start {info['started_by_workers']:,} programs")
+    for tool, p in info["pauses"].items():
+        lines.append(f"  pause     {tool}: {p['turns']:,} turns, mean {p['mean']:,.3f} s, p50 {p['p50']:,.3f}, p90 "
+                     f"{p['p90']:,.3f}, p99 {p['p99']:,.3f}, max {p['max']:,.3f}")
     lines.append(
         f"  best possible hit rate {info['best_hit_rate']:.4f} of prompt tokens "
         f"(infinite cache, blocks of {info['block_size']} tokens)"
@@ -92,6 +103,23 @@ def render(info: dict) -> str:
     lines += [f"  note: {note}" for note in info["notes"]]
     lines += [f"  skipped: {row}" for row in info["skipped_rows"]]
     return "\n".join(lines)
+
+
+def _pauses(w: Workload) -> dict[str, dict[str, float | int]]:
+    """By tool; "all" where there are several, and for turns whose tool is not known."""
+    depends = np.diff(w.wait_offsets) > 0
+    pause = w.pause
+    chosen = {tool: depends & (w.tool == k) for k, tool in enumerate(w.tools)}
+    chosen = {tool: rows for tool, rows in chosen.items() if rows.any()}
+    if len(chosen) != 1 or (depends & (w.tool < 0)).any():
+        chosen["all"] = depends
+    out: dict[str, dict[str, float | int]] = {}
+    for tool, rows in chosen.items():
+        if rows.any():
+            p50, p90, p99 = (float(q) for q in np.quantile(pause[rows], (0.5, 0.9, 0.99)))
+            out[tool] = {"turns": int(rows.sum()), "mean": float(pause[rows].mean()), "p50": p50, "p90": p90, "p99": p99,
+                         "max": float(pause[rows].max())}
+    return out
 
 
 def _spread(values: np.ndarray) -> dict[str, float | int]:

@@ -1,4 +1,4 @@
-"""Sessions that a trace does not name, found from the prefixes that its requests share."""
+"""Sessions: found from the prefixes that requests share where a trace names none, and their turns counted."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ def by_prefix(block_ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         program[row], turn[row] = session, turns[session]
         turns[session] += 1
     return program, turn
+
+
+def counted(program: np.ndarray) -> np.ndarray:
+    """turn, int64[n]: the place of each row within its program, in row order."""
+    order = np.argsort(program, kind="stable")
+    turn = np.empty(len(program), dtype=np.int64)
+    turn[order] = np.arange(len(program)) - np.searchsorted(program[order], program[order])
+    return turn

@@ -11,10 +11,11 @@ import numpy as np
 from simcore.errors import TraceError
 from simcore.traces import rows as strict
 from simcore.traces.identity import first_conflict, numbered_ids
+from simcore.traces.sessions import counted
 from simcore.traces.workload import Source, Workload, build
 
 REQUIRED = ("input_tokens", "output_tokens")
-OPTIONAL = ("priority", "program", "turn", "gap", "wait_for", "tool")
+OPTIONAL = ("priority", "program", "turn", "gap", "wait_for", "tool", "calls")
 IDENTITY = ("known_tokens", "ids")
 _EVERY_OR_NONE = ("program", "turn")
 
@@ -30,6 +31,7 @@ class _Checked(NamedTuple):
     gap: float  # s
     waits: list[int]  # rows of the workload
     tool: int
+    calls: list[tuple[int, float]]  # index of the tool, s
     known_tokens: int
     runs: np.ndarray  # int64[k, 2], inclusive
 
@@ -38,9 +40,10 @@ class Table:
     """Reads rows (dicts with the keys above and `arrival`) one after the other, then gives the workload."""
 
     def __init__(
-        self, path: str | Path, *, block_tokens: int = 16, tools: tuple[str, ...] | None = None, ends_known: bool = False
+        self, path: str | Path, *, block_tokens: int = 16, tools: tuple[str, ...] | None = None, ends_known: bool = False,
+        workers: int = 0,
     ) -> None:
-        self.path, self.block_tokens, self.ends_known = path, block_tokens, ends_known
+        self.path, self.block_tokens, self.ends_known, self.workers = path, block_tokens, ends_known, workers
         self.tools = {name: index for index, name in enumerate(tools or ())}
         self.more_tools = tools is None  # without a list of them, tools are numbered by first appearance
         self.kept: list[_Checked] = []
@@ -59,16 +62,17 @@ class Table:
                 continue
             self.new_row.append(len(self.kept))
             self.kept.append(checked)
-            if not checked.waits:
+            if not np.isnan(checked.arrival):
                 self.now = checked.arrival
 
     def _check(self, where: str, row: dict[str, object]) -> _Checked:
         strict.check_keys(where, row, REQUIRED, ("arrival", *OPTIONAL, *IDENTITY))
         waits = self._waits(where, row)
-        if bool(waits) == ("arrival" in row):
-            found = "both" if waits else "neither"
-            raise TraceError(where, "arrival", found=found, allowed="either arrival or wait_for")
-        arrival = float("nan") if waits else strict.real(where, row, "arrival")
+        if waits and "arrival" in row:
+            raise TraceError(where, "arrival", found="both", allowed="either arrival or wait_for")
+        if not waits and "arrival" not in row and not self.workers:
+            raise TraceError(where, "arrival", found="neither", allowed="either arrival or wait_for")
+        arrival = strict.real(where, row, "arrival") if "arrival" in row else float("nan")
         if arrival < self.now:
             raise TraceError(
                 where, "arrival", why="time goes backwards", found=arrival,
@@ -82,12 +86,14 @@ class Table:
                 raise TraceError(where, key, why="given in some rows only", allowed="in every row or in none")
         inputs, outputs = strict.tokens(where, row, "input_tokens"), strict.tokens(where, row, "output_tokens")
         known, runs = self._identity(where, row, inputs + outputs)
+        if "calls" in row and not waits:
+            raise TraceError(where, "calls", found=row["calls"], allowed="none in a row that waits for none")
         return _Checked(
             where, arrival, inputs, outputs,
             strict.whole(where, row, "priority", least=-(1 << 63)) if "priority" in row else 0,
             strict.whole(where, row, "program") if "program" in row else -1,
             strict.whole(where, row, "turn") if "turn" in row else -1,
-            gap, waits, self._tool(where, row), known, runs,
+            gap, waits, *self._tools(where, row), known, runs,
         )
 
     def _waits(self, where: str, row: dict[str, object]) -> list[int]:
@@ -102,16 +108,27 @@ class Table:
             raise TraceError(where, "wait_for", why="a row that it waits for was left out", found=found)
         return [k for k in rows if k is not None]
 
-    def _tool(self, where: str, row: dict[str, object]) -> int:
-        """Index of the tool's name. The last check of a row, so that a refused row names no tool."""
-        if "tool" not in row:
-            return -1
-        name = row["tool"]
+    def _tools(self, where: str, row: dict[str, object]) -> tuple[int, list[tuple[int, float]]]:
+        """(index of the tool, calls). The last check of a row, so that a refused row names no tool."""
+        calls = row.get("calls", [])
+        if not isinstance(calls, list):
+            raise TraceError(where, "calls", found=calls, allowed="a list of [tool, seconds]")
+        named = []
+        for call in calls:
+            if not isinstance(call, list) or len(call) != 2:
+                raise TraceError(where, "calls", found=call, allowed="[tool, seconds]")
+            named.append((self._named(where, "calls", call[0]), strict.real(where, {"calls": call[1]}, "calls")))
+        own = self._named(where, "tool", row["tool"]) if "tool" in row else None
+        number = self.tools.setdefault
+        tool = -1 if own is None else number(own, len(self.tools))
+        return tool, [(number(name, len(self.tools)), seconds) for name, seconds in named]
+
+    def _named(self, where: str, key: str, name: object) -> str:
         if not isinstance(name, str) or not name:
-            raise TraceError(where, "tool", found=name, allowed="a name")
+            raise TraceError(where, key, found=name, allowed="a name")
         if name not in self.tools and not self.more_tools:
-            raise TraceError(where, "tool", found=name, allowed=", ".join(self.tools) or "none: the header lists no tools")
-        return self.tools.setdefault(name, len(self.tools))
+            raise TraceError(where, key, found=name, allowed=", ".join(self.tools) or "none: the header lists no tools")
+        return name
 
     def _identity(self, where: str, row: dict[str, object], total: int) -> tuple[int, np.ndarray]:
         if ("ids" in row) != ("known_tokens" in row):
@@ -154,11 +171,12 @@ class Table:
             runs=(np.cumsum([0, *map(len, columns["runs"])]), runs[:, 0].copy(), runs[:, 1].copy()),
             priority=np.array(columns["priority"]),
             program=program,
-            turn=np.array(columns["turn"]) if kept[0].turn >= 0 else _counted(program),
+            turn=np.array(columns["turn"]) if kept[0].turn >= 0 else counted(program),
             gap=np.array(columns["gap"]),
             tool=np.array(columns["tool"]),
             waits=list(columns["waits"]),
-            ends_known=self.ends_known, tools=tuple(self.tools),
+            calls=list(columns["calls"]),
+            workers=self.workers, ends_known=self.ends_known, tools=tuple(self.tools),
             skipped=skipped,
         )
         row = first_conflict(*numbered_ids(workload))
@@ -178,13 +196,3 @@ def _dense(program: np.ndarray) -> np.ndarray:
     rank = np.empty(len(values), dtype=np.int64)
     rank[np.argsort(first_seen)] = np.arange(len(values))
     return rank[inverse]
-
-
-def _counted(program: np.ndarray) -> np.ndarray:
-    """Place of each row within its program, in row order."""
-    turn = np.zeros(len(program), dtype=np.int64)
-    seen: dict[int, int] = {}
-    for row, p in enumerate(program.tolist()):
-        turn[row] = seen.get(p, 0)
-        seen[p] = int(turn[row]) + 1
-    return turn

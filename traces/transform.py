@@ -35,8 +35,10 @@ def dequantise(workload: Workload, tick_seconds: float, seed: int) -> Workload:
 def slice_time(workload: Workload, start: float, end: float) -> Workload:
     """Requests that arrive in [start, end) seconds, with time from 0 again.
 
-    A request that waits for others stays when all of them stay. Raises TraceError when nothing stays.
+    A request that waits for others stays when all of them stay. Raises TraceError when nothing stays, or when workers
+    start programs: when they do is not known before the run.
     """
+    no_workers(workload, "cut by time")
     demand(workload, 0 <= start < end, "start, end", (start, end), "0 <= start < end")
     stays = (workload.arrival >= start) & (workload.arrival < end)
     depends = np.diff(workload.wait_offsets) > 0
@@ -62,6 +64,7 @@ def head(workload: Workload, n: int) -> Workload:
 
 def thin(workload: Workload, fraction: float, seed: int) -> Workload:
     """Keep each program (session) whole with probability `fraction`; a smaller fraction keeps a subset of a larger one's.
+    Where workers start the programs there are fewer of them, at the same load.
 
     Raises TraceError when nothing stays, or when a request that stays waits for one of a program that does not.
     """
@@ -77,15 +80,23 @@ def thin(workload: Workload, fraction: float, seed: int) -> Workload:
 
 
 def scale_rate(workload: Workload, factor: float, seed: int) -> Workload:
-    """The workload at `factor` times its rate, by thinning or cloning; pauses inside sessions stay as they were."""
+    """The workload at `factor` times its rate, by thinning or cloning; pauses inside sessions stay as they were.
+
+    Raises TraceError as both do, and when workers start programs: their number sets the load.
+    """
     from simcore.traces.clone import clone_sessions
 
+    no_workers(workload, "scale the rate")
     demand(workload, 0 < factor < np.inf, "factor", factor, "a finite number above 0")
     return thin(workload, factor, seed) if factor <= 1 else clone_sessions(workload, factor, seed)
 
 
 def compress(workload: Workload, factor: float) -> Workload:
-    """Divide arrival times by `factor` (gaps of requests that wait for others are tool and think time, and stay)."""
+    """Divide arrival times by `factor` (gaps of requests that wait for others are tool and think time, and stay).
+
+    Raises TraceError when factor is not above 0, or when workers start programs.
+    """
+    no_workers(workload, "compress arrivals")
     demand(workload, 0 < factor < np.inf, "factor", factor, "a finite number above 0")
     return noted(
         replace(workload, arrival=workload.arrival / factor),
@@ -97,6 +108,16 @@ def compress(workload: Workload, factor: float) -> Workload:
 def noted(workload: Workload, note: str) -> Workload:
     """The workload, checked, with one more note."""
     return replace(workload, source=workload.source.noted(note)).check()
+
+
+def no_workers(workload: Workload, what: str) -> None:
+    """TraceError when workers start programs, for transforms of arrival times."""
+    started = int(workload.by_worker.sum())
+    if started:
+        raise TraceError(
+            workload.source.name, "workers", why=f"cannot {what}", found=f"{started} programs without an arrival",
+            allowed="programs that have arrivals (start_programs gives them some); the number of workers sets the load",
+        )
 
 
 def demand(workload: Workload, ok: bool | np.bool_, key: str, found: object, allowed: str) -> None:

@@ -50,7 +50,7 @@ def test_run_writes_a_result_folder_and_tables(call, tmp_path):
     for part in ("Time To First Token (ms)", "Assumed:", "Written to out/small"):
         assert part in out
     files = {p.name for p in (tmp_path / "out/small").iterdir()}
-    tables = {f"{table}.parquet" for table in ("requests", "programs", "steps", "decisions")}
+    tables = {f"{table}.parquet" for table in ("requests", "programs", "tools", "steps", "decisions")}
     assert files == tables | {"summary.json", "run.json", "config.yaml", "plot.png", ".simcore-result"}
     facts = json.loads((tmp_path / "out/small/run.json").read_text())
     assert set(facts) >= {"command", "host", "versions", "sim_speed", "wall_seconds"}
@@ -253,7 +253,7 @@ def test_trace_cut(call, tmp_path):
 def test_policies(call):
     code, out, err = call("policies")
     assert (code, err) == (0, "")
-    for part in ("admission\n", "retention\n", "replica_routing\n", "  shortest-first     Shortest job first.", "  lru  "):
+    for part in ("admission\n", "retention\n", "replica_routing\n", "  shortest-first         Shortest job first.", "  lru  "):
         assert part in out
     code, out, _ = call("policies", "admission", "--json", "-")
     assert code == 0 and list(json.loads(out)) == ["admission"]

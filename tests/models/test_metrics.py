@@ -16,7 +16,6 @@ from simcore.models.metrics import (
     Slo,
     distribution,
     distribution_of_gaps,
-    programs_table,
     summarise,
     token_times,
     with_metrics,
@@ -51,14 +50,6 @@ def test_times_of_a_request(requests: pd.DataFrame) -> None:
     np.testing.assert_array_equal(requests["queue_time"], [0.0, 0.5, 0.0, 0.0, nan, nan, 1.0])
     # (3 - 1) / 4; undefined for one token; (7 - 2) / 10; (1 - 0.5) / 1; undefined unless finished.
     np.testing.assert_array_equal(requests["tpot"], [0.5, nan, 0.5, 0.5, nan, nan, nan])
-
-
-def test_programs(requests: pd.DataFrame) -> None:
-    programs = programs_table(requests)
-    assert programs["program"].tolist() == [0, 1, 2, 3]
-    assert programs["turns"].tolist() == [2, 1, 2, 2] and programs["finished_turns"].tolist() == [2, 1, 1, 0]
-    np.testing.assert_array_equal(programs["jct"], [5.0, 7.0, nan, nan])  # 10 -> 15, 11 -> 18; not all finished
-    assert programs["output_tokens"].tolist() == [6, 11, 4, 0]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_an_unknown_name_lists_what_exists(name):
     with pytest.raises(ConfigError) as caught:
         find_class("retention", name, Retention)
     assert caught.value.where == "policies.retention"
-    assert caught.value.allowed == "lru, none, package.module:Class, or file.py:Class"
+    assert caught.value.allowed == ", ".join([*names("retention"), "package.module:Class", "or file.py:Class"])
 
 
 def test_a_class_that_serves_another_decision_point_is_refused(tmp_path):
@@ -153,7 +153,7 @@ def plugin(tmp_path, monkeypatch):
 
 def test_an_entry_point_of_an_installed_package(plugin):
     assert find_class("retention", "keep-all", Retention).__module__ == "lottery_policies"
-    assert names("retention") == ["lru", "none", "broken", "keep-all"]
+    assert {"lru", "none"} < set(names("retention")[:-2]) and names("retention")[-2:] == ["broken", "keep-all"]
     with pytest.raises(ConfigError, match="does not serve"):
         find_class("admission", "keep-all", Admission)
     with pytest.raises(ConfigError, match="cannot import lottery_broken:Hold: ZeroDivisionError"):

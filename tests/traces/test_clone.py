@@ -41,7 +41,8 @@ def workloads(draw: st.DrawFn) -> Workload:
     return build(
         arrival=np.where(depends, np.nan, arrival), gap=np.where(depends, 0.5, 0.0), input_tokens=known + np.arange(n) + 1,
         output_tokens=np.arange(n) + 1, program=np.unique(program, return_inverse=True)[1], turn=np.array(turn), waits=waits,
-        block_ids=ids, known_tokens=known, block_tokens=4, source=Source("small"), priority=np.arange(n),
+        block_ids=ids, known_tokens=known, block_tokens=4, source=Source("small"), priority=np.arange(n), tools=("cd", "ls"),
+        calls=[[(row % 2, row / 8)] * (row % 3) if waits[row] else [] for row in range(n)],
     )
 
 
@@ -56,7 +57,8 @@ def shape(w: Workload, rows: list[int]) -> tuple:
     ids: dict[int, int] = {}
     return (
         tuple(w.priority[rows].tolist()), tuple(w.input_tokens[rows].tolist()), tuple(w.turn[rows].tolist()),
-        tuple(w.gap[rows].tolist()), tuple(tuple(place[k] for k in w.waits(row).tolist()) for row in rows),
+        tuple(w.gap[rows].tolist()), tuple(tuple(w.calls(row)) for row in rows),
+        tuple(tuple(place[k] for k in w.waits(row).tolist()) for row in rows),
         tuple(None if np.isnan(a) else round(a - start, 6) for a in w.arrival[rows].tolist()),
         tuple(tuple(ids.setdefault(i, len(ids)) for i in w.ids(row).tolist()) for row in rows),
     )

@@ -143,3 +143,65 @@ def test_ticks_are_noted_only_when_there_are_some(tmp_path: Path) -> None:
 def test_no_rows_at_all(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="found 'no requests': allowed: at least one row"):
         read_mooncake(write(tmp_path / "m.jsonl", "not json"), skip_bad=True)
+
+
+AGENTIC = {"request_id": "r", "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
+
+
+def test_agentic_rows(tmp_path: Path) -> None:
+    event = {"tool_call_id": "c", "started_at_unix_ms": 1, "ended_at_unix_ms": 2, "status": "ok"}
+    rows = [
+        {**AGENTIC, "request_id": "a", "session_id": "main", "timestamp": 1000, "branches": ["b"], "prefix_reset": True},
+        {**AGENTIC, "request_id": "x", "session_id": "other", "timestamp": 2000},
+        {**AGENTIC, "request_id": "b", "session_id": "child", "wait_for": ["a"], "delay": 500, "hash_ids": [5, 6]},
+        {**AGENTIC, "request_id": "c", "session_id": "main", "wait_for": ["b", "a"], "delay": 100, "tool_wait_ms": 2000,
+         "timestamp": 9, "tool_events": [{**event, "tool_class": "bash", "duration_ms": 1500},
+                                         {**event, "tool_class": "grep", "duration_ms": 5000}]},
+        {**AGENTIC, "request_id": "d", "session_id": "main", "wait_for": ["c"], "delay": 250, "tool_wait_ms": 750.0},
+        {**AGENTIC, "request_id": "e", "session_id": "main", "wait_for": ["d"]},
+    ]
+    w = read_mooncake(write(tmp_path / "m.jsonl", *rows))
+    assert w.program.tolist() == [0, 1, 0, 0, 0, 0]  # the child's session is part of its caller's program
+    assert w.turn.tolist() == [0, 0, 1, 2, 3, 4]
+    assert [w.waits(i).tolist() for i in range(6)] == [[], [], [0], [0, 2], [3], [4]]
+    assert w.tools == ("bash", "grep", "tool")
+    assert w.calls(3) == [(0, 1.5), (1, 2.1)]  # a call may begin before its caller has ended: cut to the wait
+    assert w.gap.tolist() == [0, 0, 0.5, 0, 1.0, 0]
+    assert w.pause.tolist() == [0, 0, 0.5, 2.1, 1.0, 0]
+    assert w.tool.tolist() == [-1, -1, -1, 0, 2, -1]
+    assert w.arrival[:2].tolist() == [1, 2]
+
+
+BAD_AGENTIC = [
+    ({"wait_for": ["z"]}, "wait_for: found 'z': allowed: request_ids of rows before this one"),
+    ({"wait_for": ["r"]}, "wait_for: found 'r': allowed: request_ids of rows before this one"),
+    ({"wait_for": "a"}, "wait_for: found 'a': allowed: a list of request_ids"),
+    ({"wait_for": [1]}, "wait_for: found [1]: allowed: a list of request_ids"),
+    ({"wait_for": ["a"], "delay": -1}, "delay: found -1: allowed: a finite number, at least 0"),
+    ({"wait_for": ["a"], "tool_wait_ms": -1}, "tool_wait_ms: found -1"),
+    ({"wait_for": ["a"], "tool_events": [{"tool_class": "x"}]}, "tool_events: found {'tool_class': 'x'}"),
+    ({"wait_for": ["a"], "tool_events": [{"tool_class": "", "duration_ms": 1}]}, "tool_events: found"),
+    ({"wait_for": ["a"], "tool_events": [{"tool_class": "x", "duration_ms": -1}]}, "duration_ms: found -1"),
+    ({"wait_for": ["a"], "tool_events": 3}, "tool_events: found 3: allowed: a list of objects"),
+    ({"wait_for": ["a"], "request_id": "a"}, "request_id: found 'a': allowed: a name that no row before has"),
+    ({"wait_for": ["a"], "request_id": 3}, "request_id: found 3"),
+    ({"wait_for": ["a"], "request_id": None}, "request_id: missing: allowed: a name"),
+    ({"timestamp": 2000, "tool_wait_ms": 5}, "tool_wait_ms: found 5: allowed: only in a row that waits for others"),
+    ({"delay": 5}, "delay: found 5: allowed: only after an earlier row of its session_id"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_AGENTIC)
+def test_a_bad_agentic_row_is_refused_with_those_that_wait_for_it(tmp_path: Path, changes: dict, message: str) -> None:
+    first, last = {**AGENTIC, "request_id": "a", "timestamp": 0}, {**AGENTIC, "request_id": "q", "wait_for": ["a"]}
+    waits_for_it = {**AGENTIC, "request_id": "s", "wait_for": ["r"]}
+    row = {key: value for key, value in {**AGENTIC, **changes}.items() if value is not None}
+    path = write(tmp_path / "m.jsonl", first, row, *([waits_for_it] if row.get("request_id") == "r" else []), last)
+    with pytest.raises(TraceError) as refused:
+        read_mooncake(path)
+    assert str(refused.value).startswith(f"{path}:2: ")
+    assert message in str(refused.value)
+    workload = read_mooncake(path, skip_bad=True)
+    assert workload.skipped[0] == str(refused.value)
+    assert all("a row that it waits for was left out" in row for row in workload.skipped[1:])
+    assert len(workload) == 2

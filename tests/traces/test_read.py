@@ -5,7 +5,9 @@ import pytest
 
 from simcore.errors import TraceError
 from simcore.traces.info import describe, render
-from simcore.traces.read import detect, read
+from simcore.traces.lmcache_agents import COLUMNS as LMCACHE_COLUMNS
+from simcore.traces.read import detect, options_of, read
+from simcore.traces.tau_bench import COLUMNS as TAU_BENCH_COLUMNS
 
 NAME = "mooncake-conversation"
 
@@ -47,6 +49,14 @@ FIRST_LINES = [
     ('{"simcore_trace": 1}\n{"arrival": 0, "input_tokens": 1, "output_tokens": 1}', "jsonl"),
     ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1", "azure"),
     ('\n"arrival","input_tokens","output_tokens"\n0,1,1', "csv"),
+    ('{"id": "", "block_size": 9, "requests": [{"t": 0, "type": "n", "in": 1, "out": 1, "hash_ids": []}]}', "coding-agents"),
+    ('{"session_id": "a", "arrival_time_ns": 0, "sub_requests": [{"input_toks": 1, "output_toks": 1}]}', "llmservingsim"),
+    ('{"arrival_time_ns": 0, "input_toks": 1, "output_toks": 1}', "llmservingsim"),
+    (f"{','.join(LMCACHE_COLUMNS)}\na,a,0,0,4,4,0", "lmcache-agents"),
+    (f"{','.join(TAU_BENCH_COLUMNS)}\n0,0,0,0,user,4,0,,0\n0,0,0,1,assistant,4,0,,0", "tau-bench"),
+    ('{"session_id": "a", "round_index": 0, "input_tokens_total": 1, "prefix_tokens": 0, "output_tokens": 1, "tools": [], '
+     '"timing_events": [{"event_type": "text", "timestamp": "2026-06-01T05:40:20.151Z"}]}', "tracelab"),
+    ('{"request_id": "a", "timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}', "mooncake"),
 ]
 
 
@@ -68,12 +78,33 @@ def test_a_format_that_cannot_be_told(tmp_path: Path, text: str) -> None:
 
 
 def test_unknown_names_and_formats(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=rf"found 'moon': allowed: a shipped trace \({NAME}\) or the path of a file"):
+    with pytest.raises(TraceError, match=rf"found 'moon': allowed: a shipped trace \({NAME}, coding-agents\) or the path"):
         read("moon")
     with pytest.raises(TraceError, match="allowed: a shipped trace"):
         read(tmp_path)
-    with pytest.raises(TraceError, match="format: found 'xml': allowed: mooncake, azure, csv, jsonl"):
+    with pytest.raises(TraceError, match="format: found 'xml': allowed: mooncake, azure, csv, jsonl, coding-agents"):
         read(NAME, "xml")
+
+
+def test_options_of_a_format_are_passed_on_and_others_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 17, "output_length": 1, "hash_ids": [0, 1]}\n')
+    assert read(path, block_tokens=16).block_tokens == 16
+    assert options_of("mooncake") == ("block_tokens",)
+    assert options_of("coding-agents") == ("clock", "long", "context", "max_gap")
+    with pytest.raises(TraceError, match="option: found 'long': allowed: for mooncake: block_tokens"):
+        read(path, long="drop")
+    with pytest.raises(TraceError, match="option: found 'clock': allowed: for mooncake"):
+        read(NAME, clock="recorded")
+    with pytest.raises(TraceError, match="option: found 'source': allowed: for csv: none"):
+        read(path, "csv", source="mine")
+
+
+def test_the_later_form_of_agentic_rows_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 64, "hash_id_scope": "local"}\n')
+    with pytest.raises(TraceError, match=r"trace.jsonl:1: schema: found 'dynamo.agentic_mooncake': allowed: rows without a"):
+        read(path)
 
 
 def test_skip_bad_is_passed_on(tmp_path: Path) -> None:

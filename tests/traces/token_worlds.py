@@ -48,7 +48,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @st.composite
 def any_workloads(draw: st.DrawFn) -> Workload:
-    """Every column filled: identity, programs, gaps, waits, tools, odd names and floats with all their bits."""
+    """Every column filled: identity, programs, gaps, waits, tools, calls, workers, odd names, floats with all their bits."""
     world = draw(worlds()).workload
     n = len(world)
     waits = [draw(st.lists(st.integers(0, i - 1), max_size=2, unique=True)) if i else [] for i in range(n)]
@@ -56,8 +56,12 @@ def any_workloads(draw: st.DrawFn) -> Workload:
     seconds = st.floats(0, 1e9, allow_nan=False)
     arrival = np.sort(np.array(draw(st.lists(seconds, min_size=n, max_size=n))))
     arrival[depends] = np.nan
+    workers = draw(st.integers(0, 3))
+    if workers:
+        arrival[draw(st.lists(st.booleans(), min_size=n, max_size=n))] = np.nan
     gap = np.where(depends, np.array(draw(st.lists(seconds, min_size=n, max_size=n))), 0.0)
     tools = tuple(draw(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=3, unique=True)))
+    calls = st.lists(st.tuples(st.integers(0, len(tools) - 1), seconds), max_size=3) if tools else st.just([])
     text = st.text(st.characters(codec="utf-8"))
     return build(
         arrival=arrival, input_tokens=world.input_tokens, output_tokens=world.output_tokens,
@@ -67,7 +71,8 @@ def any_workloads(draw: st.DrawFn) -> Workload:
         priority=np.array(draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=n, max_size=n))),
         program=np.array(draw(st.permutations(range(n)))),
         turn=np.array(draw(st.lists(st.integers(0, 99), min_size=n, max_size=n))),
-        gap=gap, waits=waits, tools=tools,
+        gap=gap, waits=waits, tools=tools, workers=workers,
+        calls=[draw(calls) if w else [] for w in waits],
         tool=np.array(draw(st.lists(st.integers(-1, len(tools) - 1), min_size=n, max_size=n))),
         skipped=tuple(draw(st.lists(text, max_size=2))),
     )
