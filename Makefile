@@ -1,4 +1,4 @@
-# make demo   installs into .venv and compares three routers on a real trace
+# make demo   installs into .venv and compares what to do with the KV cache of agents that wait for tools
 # make test   installs what tests need and runs them all
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --co
 .PHONY: demo test study lint clean
 
 demo: $(VENV)/.installed
-	$(BIN)/simcore compare experiments/quickstart/study.yaml
+	$(BIN)/simcore compare experiments/coding_agents/study.yaml
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto

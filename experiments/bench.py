@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from math import inf
 from pathlib import Path
@@ -37,11 +37,13 @@ from simcore.files import to_json, write_whole
 from simcore.models.decision_points import Admission, Refuse, ReplicaRouting
 from simcore.models.serving import RunResult, serve
 from simcore.models.views import Engine, ReplicaView, Turn
+from simcore.traces.agent_generator import generate_agents
+from simcore.traces.agents import start_programs
 from simcore.traces.read import read
 from simcore.traces.transform import head
 from simcore.traces.workload import Source, Workload, build
 
-ALLOWED = "W1-N-O, W2-N (N requests, O output tokens; N as 500 or 10k), W4, W4-16"
+ALLOWED = "W1-N-O, W2-N (N requests, O output tokens; N as 500 or 10k), W4, W4-16, R4, R5"
 TIMEOUTS = 300_000  # of the bare SimPy loop
 WARM_UP = 200  # requests played first: kernels are loaded, imports done
 MEMORY_SIZES = (10_000, 50_000)  # requests of the two runs whose peaks are compared
@@ -60,7 +62,8 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"  # of the table in d
 
 @dataclass(frozen=True)
 class Bench:
-    """One workload and the engines that serve it: Llama-3.1-8B in bf16, each on one H100, routed round-robin."""
+    """One workload and the engines that serve it: Llama-3.1-8B in bf16, each on one H100, routed round-robin. R4 and R5
+    (agents) are ours alone: no peer reads programs."""
 
     name: str
     replicas: int
@@ -69,12 +72,19 @@ class Bench:
     rate: float = 0.0  # requests/s; 0 = all at t = 0
     input_tokens: int = 512
     output_tokens: int = 128
+    agents: str = ""  # "coding-agents": the shipped sessions; else a workload of traces/agent_workloads.yaml
+    programs_rate: float = 0.0  # programs/s
+    policies: dict[str, str] = field(default_factory=dict)
 
     @property
     def generated(self) -> bool:
         return self.requests > 0
 
     def workload(self) -> Workload:
+        if self.agents == "coding-agents":
+            return start_programs(read(self.agents, max_gap=300.0), self.programs_rate, seed=1)
+        if self.agents:
+            return generate_agents(self.agents, rate=self.programs_rate, seed=1)
         if not self.generated:
             return read("mooncake-conversation")
         n, blocks = self.requests, -(-self.input_tokens // 512)
@@ -87,11 +97,11 @@ class Bench:
         )
 
     def study(self, **policies: str) -> Study:
-        trace = f"{self.name}.jsonl" if self.generated else "mooncake-conversation"
+        trace = f"{self.name}.jsonl" if self.generated or self.agents else "mooncake-conversation"
         return Study.model_validate({
             "name": self.name, "workload": {"trace": trace},
             "model": "llama-3.1-8b", "cluster": {"replicas": self.replicas, "gpu": "h100-sxm"}, "engine": self.engine,
-            "policies": policies,
+            "policies": self.policies | policies,
         })
 
 
@@ -109,6 +119,11 @@ def find(name: str) -> Bench:
         block = 512 if name == "W4" else 16
         return Bench(name, 8, {"block_size": block, "num_gpu_blocks": _W4_TOKENS // block, "max_num_seqs": 256,
                                "max_num_batched_tokens": _W4_BUDGET, "enable_prefix_caching": True})
+    if name == "R4":
+        return Bench(name, 1, {"block_size": 64}, agents="coding-agents", programs_rate=0.006)
+    if name == "R5":
+        return Bench(name, 1, {"block_size": 16}, agents="swe-bench", programs_rate=0.09,
+                     policies={"admission": "program-fcfs", "retention": "static-ttl"})
     raise ConfigError("--workloads", found=name, allowed=ALLOWED)
 
 
@@ -278,7 +293,7 @@ def run_bench(
         raise ConfigError("--page", found=str(page), allowed=f"a file with the lines {BEGIN} and {END}")
     console = Console(stderr=str(json) == "-", width=None if sys.stdout.isatty() else 140)
     if export:
-        for bench in chosen:
+        for bench in (b for b in chosen if not b.agents):
             peers.export(bench.name, bench.workload(), export)
             console.print(peers.commands(bench, export), highlight=False, soft_wrap=True)
     results: dict[str, Any] = {}
@@ -286,7 +301,7 @@ def run_bench(
     for bench in chosen:
         with console.status(f"{bench.name}, {repeat} times"):
             results[bench.name] = measure(bench, repeat=repeat, path=path)  # type: ignore[arg-type]
-            if dynosim:
+            if dynosim and not bench.agents:
                 beside.setdefault("DynoSim", {})[bench.name] = peers.dynosim_rate(dynosim, bench, repeat)
     results["machine"] = machine()
     if beside:

@@ -23,7 +23,7 @@ Json = Annotated[Optional[Path], typer.Option("--json", help="Also write the sum
 Detailed = Annotated[bool, typer.Option("--save-detailed", help="Per-request lists in summary.json, as vllm bench serve.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Tables as CSV instead of Parquet.")]
 Skip = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad rows, count and list them.")]
-Format = Annotated[Optional[str], typer.Option(help="mooncake, azure, csv, jsonl, coding-agents, ... [default: from the content]")]  # noqa: UP045
+Format = Annotated[Optional[str], typer.Option(help="The trace's format [default: from the content].")]  # noqa: UP045
 
 
 @app.command()
@@ -66,6 +66,35 @@ def sweep(
     from simcore.experiments.commands import sweep_study
 
     sweep_study(study, set or [], vary or [], seeds, goodput or [], out, json, processes, tables=tables)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="Whose claims: the name of a folder of experiments, e.g. continuum.")],
+    figure: Annotated[Optional[int], typer.Option(help="The points of this figure instead of the claims.")] = None,  # noqa: UP045
+    csv: Annotated[Optional[Path], typer.Option(help="Folder for the figure's points (CSV) and picture (PNG).")] = None,  # noqa: UP045
+    claims: Annotated[Optional[str], typer.Option(help="--claims b,c [default: all]")] = None,  # noqa: UP045
+    json: Json = None,
+    processes: Annotated[Optional[int], typer.Option(min=1, help="[default: one a core]")] = None,  # noqa: UP045
+) -> None:
+    """Run the claims of a paper and say which hold, beside their nulls and over their readings."""
+    from simcore.experiments.commands import reproduce_paper
+
+    reproduce_paper(paper, figure, csv, claims, json, processes)
+
+
+@app.command("map")
+def winner_map(
+    sweep: Annotated[Path, typer.Argument(help="The folder of a finished simcore sweep.")],
+    x: Annotated[str, typer.Option(help="An axis of the sweep, e.g. workload.start.rate.")],
+    y: Annotated[str, typer.Option(help="Another axis, e.g. engine.kv_offloading_size.")],
+    metric: Annotated[str, typer.Option(help="What decides, e.g. jct_mean or ttft_p99.")] = "jct_mean",
+    json: Json = None,
+) -> None:
+    """Which policy wins where, over two axes of a sweep."""
+    from simcore.experiments.commands import map_sweep
+
+    map_sweep(sweep, x, y, metric, json)
 
 
 @app.command()

@@ -11,17 +11,19 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from simcore.config import parse_seconds
 from simcore.errors import ConfigError, SimcoreError
 from simcore.experiments.compare import check, compare, require_arms, require_headline
 from simcore.experiments.output import run_facts, shared, study_facts, write_comparison, write_config, write_run
 from simcore.experiments.plot import draw
-from simcore.experiments.report import assumptions, metrics_table, print_comparison
+from simcore.experiments.report import assumptions, metrics_table, number, print_comparison
 from simcore.experiments.run import Job, build_deployment, oracles, play
 from simcore.experiments.study import Arm, Study, StudyFile, read_study
 from simcore.experiments.sweep import Run, begin_folder, failures, plan_sweep, put_whole
 from simcore.experiments.sweep_report import MOST_LINES, draw_sweep, summary_field, sweep_table
+from simcore.experiments.winner_map import draw_map, read_map
 from simcore.files import to_json, whole_folder, write_whole
 from simcore.models.decision_points import KINDS
 from simcore.models.metrics import Slo
@@ -204,6 +206,24 @@ def _interrupted(target: Path) -> int:
     return 130
 
 
+def map_sweep(folder: Path, x: str, y: str, metric: str, json: Path | None) -> None:
+    """Draw the winners over two axes of a sweep into its folder, and print them."""
+    from dataclasses import asdict
+
+    cells, field = read_map(folder, x, y, metric)
+    put_whole(folder / "map.png", lambda place: draw_map(place, f"best {metric}", x, y, field, cells))
+    console = _console(json)
+    table = Table(title=f"Best {metric} over {x} and {y}", title_justify="left")
+    for heading in (x, y, "best", field, "runner-up", "lead (%)", "certain"):
+        table.add_column(heading)
+    for cell in cells:
+        table.add_row(str(cell.x), str(cell.y), cell.winner, number(cell.value), cell.runner_up, number(cell.lead),
+                      "yes" if cell.sure else f"no ({cell.seeds} seeds)")
+    console.print(table)
+    console.print(f"Written to {folder / 'map.png'}", highlight=False)
+    _write_json(json, [asdict(cell) for cell in cells])
+
+
 def list_policies(kind: str | None, json: Path | None) -> None:
     from simcore.lookup import find_class, names
 
@@ -222,6 +242,57 @@ def list_policies(kind: str | None, json: Path | None) -> None:
             console.print(f"  {name:22s} {text}", highlight=False, soft_wrap=True)
     console.print("A policy of your own: package.module:Class or file.py:Class (docs/your-first-policy.md)", style="dim")
     _write_json(json, listed)
+
+
+def reproduce_paper(
+    paper: str, figure: int | None, csv: Path | None, claims: str | None, json: Path | None, processes: int | None
+) -> None:
+    from simcore.experiments import reproduce
+    from simcore.experiments.claims import print_claims
+
+    if figure is not None and claims is not None:
+        raise ConfigError("--claims", found=claims, allowed="either --figure or --claims")
+    if csv is not None and figure is None:
+        raise ConfigError("--csv", found=str(csv), allowed="together with --figure")
+    known, figures = reproduce.load_paper(paper)
+    chosen = reproduce.choose(known, claims)
+    shown = reproduce.figure_of(figures, figure) if figure is not None else None
+    runs = list(shown.runs()) if shown else reproduce.needed(chosen)
+    console = _console(json)
+    processes = min(reproduce.default_processes(processes), max(1, len(runs)))
+    console.print(f"{len(dict.fromkeys(runs))} runs on {processes} process{'es' if processes > 1 else ''}", highlight=False)
+    results = _play_all(console, paper, runs, processes)
+    if shown is None:
+        verdicts = reproduce.judge(chosen, results)
+        print_claims(console, paper, verdicts)
+        _write_json(json, reproduce.as_json(paper, verdicts))
+        return
+    failed = [said for said in results.values() if isinstance(said, str)]
+    if failed:
+        raise SimcoreError(f"figure {figure}: a run failed: {failed[0]}")
+    points = shown.points(results)
+    target = csv or Path("out") / f"{paper}-figure-{figure}"
+    target.mkdir(parents=True, exist_ok=True)
+    name = f"figure_{figure}"
+    put_whole(target / f"{name}.csv", lambda place: reproduce.write_points(place, points))
+    put_whole(target / f"{name}.png", lambda place: reproduce.draw_points(place, shown, points))
+    console.print(reproduce.points_table(shown, points))
+    console.print(f"{shown.note}\nWritten to {target}: {name}.csv, {name}.png", highlight=False, soft_wrap=True)
+    _write_json(json, {"paper": paper, "figure": figure, "note": shown.note, "points": [p.as_json() for p in points]})
+
+
+def _play_all(console: Console, paper: str, runs: list[Any], processes: int) -> dict[Any, Any]:
+    from simcore.experiments.reproduce import play_runs
+
+    with _progress(console) as bar:
+        task = bar.add_task("runs", total=max(1, len(dict.fromkeys(runs))))
+        shares: dict[int, float] = {}
+
+        def report(number: int, share: float) -> None:
+            shares[number] = share
+            bar.update(task, completed=sum(shares.values()))
+
+        return play_runs(paper, runs, processes=processes, report=report)
 
 
 def describe_trace(trace: str, format: str | None, block_size: int, json: Path | None, *, skip_bad: bool) -> None:
@@ -330,7 +401,7 @@ def _to_stdout(json: Path | None) -> bool:
     return json is not None and str(json) == "-"
 
 
-def _write_json(json: Path | None, value: dict[str, Any]) -> None:
+def _write_json(json: Path | None, value: Any) -> None:
     if _to_stdout(json):
         print(to_json(value), end="")
     elif json is not None:

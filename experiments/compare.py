@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcore.errors import ConfigError
 from simcore.experiments.run import build_deployment, build_policies, build_workload, count_window, oracles, play_arms
-from simcore.experiments.statistics import METRICS, Difference, compare_metric
+from simcore.experiments.statistics import METRICS, PROGRAM_METRICS, Difference, compare_metric, programs_of
 from simcore.experiments.study import Arm, StudyFile
 from simcore.models.serving import RunResult
 from simcore.models.steady import Window, find_window
@@ -73,9 +73,10 @@ def require_arms(file: StudyFile) -> None:
 
 def require_headline(file: StudyFile) -> None:
     """Raises ConfigError unless the study's headline is a metric that there is."""
-    if file.study.compare.headline not in {metric.name for metric in METRICS}:
+    known = [metric.name for metric in (*METRICS, *PROGRAM_METRICS)]
+    if file.study.compare.headline not in known:
         raise ConfigError(file.document.where(("compare", "headline")), "compare.headline",
-                          found=file.study.compare.headline, allowed=", ".join(metric.name for metric in METRICS))
+                          found=file.study.compare.headline, allowed=", ".join(known))
 
 
 def check(file: StudyFile, arms: list[Arm], seed: int | None = None, *, paired: bool = True) -> list[Workload]:
@@ -106,20 +107,26 @@ def compare(
 ) -> Comparison:
     """Run all arms and compare each with the first. Raises ConfigError when there is nothing to compare."""
     require_arms(file)
-    metrics = {metric.name: metric for metric in METRICS}
     headline = file.study.compare.headline
-    check(file, file.arms)
+    workloads = check(file, file.arms)
+    has_turns = bool((workloads[0].turn > 0).any())
+    metrics = {metric.name: metric for metric in (*(PROGRAM_METRICS if has_turns else ()), *METRICS)}
+    if headline not in metrics:
+        raise ConfigError(file.document.where(("compare", "headline")), "compare.headline", found=headline,
+                          why="no program of this workload has a second turn", allowed=", ".join(metrics))
     whole = [Arm(arm.label, arm.study.model_copy(update={"window": "all"})) for arm in file.arms]
     results = play_arms(file, whole, processes=processes or os.cpu_count() or 1, report=report)
     labels = [arm.label for arm in file.arms]
     windows, tables = _windowed(file, results)
+    by_unit = {"requests": tables, "programs": [[programs_of(run.programs) for run in runs] for runs in results]}
     slo = file.study.limits
     by_seed = len(file.study.seeds) > 1 and all(arm.study.workload.replicated_by_seed for arm in file.arms)
 
     def against(metric: str, a: int, b: int) -> Difference:
         unsteady = [f"{labels[k]} is {windows[k].why}" for k in dict.fromkeys((a, b)) if not windows[k].shown]
         if not unsteady:
-            return compare_metric(metrics[metric], tables[a], tables[b], slo, by_seed=by_seed)
+            of = by_unit[metrics[metric].of]
+            return compare_metric(metrics[metric], of[a], of[b], slo, by_seed=by_seed)
         alone = [against(metric, k, k).a if windows[k].shown and a != b else nan for k in (a, b)]
         m = metrics[metric]
         return Difference(m.name, m.label, m.unit, alone[0], alone[1], nan, nan, nan, 0, "", m.less_is_better,
@@ -166,11 +173,12 @@ def _headline(
     leads = judged[winner - 1].b if winner else first.a
     value = f"{first.label} {leads:,.4g} {unit}"
     left_out = max(d.left_out for d in [*judged, *best])
+    what = "programs" if first.metric.startswith("jct") else "requests"
     if leads != leads:
         verdict = f"No policy has a {first.label}: {why}."
     elif left_out:
-        verdict = (f"No verdict by {first.label}: {left_out:,} requests did not finish under every policy, and one that "
-                   "sheds the slow ones looks fast; --set compare.headline=goodput_share judges all of them.")
+        verdict = (f"No verdict by {first.label}: {left_out:,} {what} did not finish under every policy, and one that "
+                   "sheds the slow ones looks fast; --set compare.headline=goodput_share judges all requests.")
     elif not any(d.difference for d in judged):
         verdict = f"No difference at all: {value} under every policy."
     elif not open_:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def draw(path: Path, title: str, runs: dict[str, RunResult], differences: dict[str, list[Difference]]) -> None:
-    """Write a PNG: TTFT and TPOT distributions, requests in the system over time, and differences with intervals (or, for a
-    single run, the use of the KV pool)."""
+    """Write a PNG: TTFT and TPOT distributions (JCT and TTFT where programs have turns), requests in the system over time,
+    and differences with intervals (or, for a single run, the use of the KV pool)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -23,11 +23,13 @@ def draw(path: Path, title: str, runs: dict[str, RunResult], differences: dict[s
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
     figure.suptitle(title)
-    for axis, column, label in ((axes[0, 0], "ttft", "TTFT (s)"), (axes[0, 1], "tpot", "TPOT (ms)")):
+    panels = [("requests", "ttft", "TTFT (s)", 1.0), ("requests", "tpot", "TPOT (ms)", 1e3)]
+    if all("mean_jct_ms" in run.summary for run in runs.values()):
+        panels = [("programs", "jct", "JCT (s)", 1.0), panels[0]]
+    for axis, (table, column, label, scale) in zip(axes[0], panels, strict=True):
         for name, run in runs.items():
-            values = run.requests[column].dropna().to_numpy() * (1e3 if column == "tpot" else 1)
-            _cdf(axis, values, name)
-        axis.set(xlabel=label, ylabel="share of requests", xscale="log", ylim=(0, 1))
+            _cdf(axis, run.tables[table][column].dropna().to_numpy() * scale, name)
+        axis.set(xlabel=label, ylabel=f"share of {table}", xscale="log", ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0, 0].legend(loc="lower right")
     for name, run in runs.items():

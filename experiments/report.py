@@ -16,10 +16,11 @@ from simcore.models.metrics import STATISTICS
 from simcore.models.steady import RULE
 
 _SPREADS = [
-    ("Time To First Token (ms)", "ttft"),
-    ("Time Per Output Token (ms)", "tpot"),
-    ("Inter Token Latency (ms)", "itl"),
-    ("Request Latency, E2E (ms)", "e2el"),
+    ("Job Completion Time (s)", "jct", 1e-3),
+    ("Time To First Token (ms)", "ttft", 1.0),
+    ("Time Per Output Token (ms)", "tpot", 1.0),
+    ("Inter Token Latency (ms)", "itl", 1.0),
+    ("Request Latency, E2E (ms)", "e2el", 1.0),
 ]
 _SCALARS = [
     ("Output Token Throughput (tokens/sec)", "output_throughput", 1.0),
@@ -32,6 +33,14 @@ _SCALARS = [
     ("Preemptions", "preemptions", 1),
     ("Requests Finished", "completed", 1),
     ("Requests Refused / Cancelled / Unfinished", "failed", 1),
+]
+_PROGRAM_SCALARS = [
+    ("JCT: queueing (s)", "mean_jct_queueing_ms", 1e-3),
+    ("JCT: prefill (s)", "mean_jct_prefill_ms", 1e-3),
+    ("JCT: decode (s)", "mean_jct_decode_ms", 1e-3),
+    ("JCT: tools and people (s)", "mean_jct_tool_ms", 1e-3),
+    ("JCT: reload (s)", "mean_jct_reload_ms", 1e-3),
+    ("Tokens recomputed that the program had", "recomputed_tokens", 1),
 ]
 
 
@@ -49,10 +58,13 @@ def metrics_table(title: str, summaries: dict[str, dict[str, Any]]) -> Table:
             lead = [name if k == 0 else ""] + ([label] if len(summaries) > 1 else [])
             table.add_row(*lead, *values, end_section=k == len(cells) - 1)
 
-    for name, key in _SPREADS:
-        add(name, {label: [number(s[f"{stat}_{key}_ms"]) for stat in STATISTICS] for label, s in summaries.items()})
+    for name, key, scale in _SPREADS:
+        if not all(f"mean_{key}_ms" in s for s in summaries.values()):
+            continue
+        add(name, {label: [number(s[f"{stat}_{key}_ms"], scale) for stat in STATISTICS] for label, s in summaries.items()})
     windows = {label: s["window"]["state"] for label, s in summaries.items() if "window" in s}
-    for name, key, scale in _SCALARS:
+    programs = all("programs" in s for s in summaries.values())
+    for name, key, scale in [*(_PROGRAM_SCALARS if programs else ()), *_SCALARS]:
         add(name, {label: [number(s[key], scale), "N/A", "N/A", "N/A"] for label, s in summaries.items()})
     if set(windows.values()) - {"all"}:
         words = {"all": "all", "steady": "steady", "unstable": "unstable", "none": "none shown"}

@@ -148,7 +148,9 @@ def build_deployment(study: Study, llm: LlmSpec | None = None) -> tuple[Deployme
         window=llm.window or 0, step_overhead=study.cost_model.step_overhead,
         sequence_overhead=study.cost_model.sequence_overhead, gpus_per_replica=tp,
         kv_bytes_per_token=llm.kv_bytes_per_token * llm.kv_copies(tp), num_layers=llm.n_layers,
+        host_bandwidth=(gpu.host_bandwidth or 0.0) * tp,
     )
+    deployment.host_tier()  # refused now, if it is
     return deployment, capacity
 
 

@@ -43,6 +43,7 @@ class Metric:
     scale: float = 1.0  # from the value to the unit
     less_is_better: bool = True
     needs_end: bool = True  # a request that did not finish has no value, or one that is too good
+    of: str = "requests"  # or "programs": one number a program
 
 
 def _column(name: str) -> Callable[[pd.DataFrame, Slo], np.ndarray]:
@@ -63,6 +64,14 @@ def _admitted(column: str) -> Callable[[pd.DataFrame, Slo], np.ndarray]:
     return lambda requests, slo: np.where(requests["admitted"].notna(), requests[column], np.nan)
 
 
+def programs_of(programs: pd.DataFrame) -> pd.DataFrame:
+    """The programs table as one that metrics of programs are compared on: a program's E2E is its JCT."""
+    return programs.assign(e2e=programs["jct"])
+
+
+PROGRAM_METRICS: list[Metric] = [
+    *(Metric(f"jct_{s}", f"JCT {s}", "s", s, _column("jct"), of="programs") for s in ("mean", "p50", "p90", "p99")),
+]
 METRICS: list[Metric] = [
     *_timing("ttft", "TTFT"),
     *_timing("tpot", "TPOT"),
@@ -114,7 +123,7 @@ class Difference:
 def compare_metric(
     metric: Metric, a: Sequence[pd.DataFrame], b: Sequence[pd.DataFrame], slo: Slo, *, by_seed: bool
 ) -> Difference:
-    """The paired difference of two arms; `a[k]` and `b[k]` are the requests tables of the same seed."""
+    """The paired difference of two arms; `a[k]` and `b[k]` are the tables of the same seed: requests, or `programs_of`."""
     per_seed = [_paired(metric, x, y, slo) for x, y in zip(a, b, strict=True)]
     left_out = sum(pair.left_out for pair in per_seed)
     if by_seed:

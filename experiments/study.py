@@ -247,7 +247,7 @@ class StudyFile:
 # What parts call a thing, and the key of the study that sets it.
 _KEYS = {
     "llm": "model", "gpu": "cluster.gpu", "tensor_parallel_size": "cluster.tensor_parallel_size", "kv_capacity": "cluster",
-    "num_gpu_blocks": "engine.num_gpu_blocks",
+    "num_gpu_blocks": "engine.num_gpu_blocks", "kv_offloading_size": "engine.kv_offloading_size",
 }
 
 
@@ -285,8 +285,10 @@ def read_study(
             variant.put(key, value, document.where(("compare", "vary", key)))
         checked = variant.validate(Study)
         _check_window(checked, document)
-        label = ", ".join(_label(key, value, len(axes)) for key, value in zip(axes, chosen, strict=True))
-        arms.append(Arm(label or study.name, checked))
+        named = ", ".join(
+            label(key, value) if len(axes) == 1 else f"{key.split('.')[-1]}={label(key, value)}"
+            for key, value in zip(axes, chosen, strict=True))
+        arms.append(Arm(named or study.name, checked))
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
         raise ConfigError(document.where(("compare", "vary")), "compare.vary", found=labels, why="a value stands twice")
@@ -303,10 +305,14 @@ def _check_window(study: Study, document: Document) -> None:
                           allowed="all, or steady with workload.generate at a rate above 0")
 
 
-def _label(key: str, value: Any, axes: int) -> str:
+def label(key: str, value: Any) -> str:
+    """How a value of an axis is called: policies by their names and parameters."""
+    if key == "policies" and isinstance(value, dict):
+        kinds = ("retention", "admission", "replica_routing")
+        return " + ".join(label(f"policies.{kind}", value[kind]) for kind in kinds if value.get(kind))
     if key.startswith("policies.") and isinstance(value, dict) and "name" in value:
         value = PolicyConfig(**value)
-    return str(value) if axes == 1 else f"{key.split('.')[-1]}={value}"
+    return str(value)
 
 
 def _parse_goodput(items: Sequence[str]) -> dict[str, float]:

@@ -25,7 +25,7 @@ import simcore
 from simcore.errors import BadInput
 from simcore.experiments.output import study_facts, write_run
 from simcore.experiments.run import Job, build_workload, play
-from simcore.experiments.study import Arm, CompareConfig, PolicyConfig, Study, StudyFile
+from simcore.experiments.study import Arm, CompareConfig, Study, StudyFile, label
 from simcore.files import to_json, whole_folder
 from simcore.models.decision_points import KINDS
 from simcore.parallel import fan_out
@@ -124,13 +124,13 @@ class Sweep:
         """
         out = []
         of_arm = itertools.groupby(self.results, key=lambda result: result[0].arm.label)
-        for label, group in ((label, list(group)) for label, group in of_arm):
+        for name_of_arm, group in ((name, list(group)) for name, group in of_arm):
             summaries = [summary for _, summary in group]
             names = [name for name, value in summaries[0].items()
                      if any(isinstance(s.get(name), (int, float)) for s in summaries) and not isinstance(value, bool)]
             sampled = group[0][0].arm.study.workload.replicated_by_seed
             out.append({
-                "arm": label, "axes": group[0][0].values, "seeds": [run.seed for run, _ in group],
+                "arm": name_of_arm, "axes": group[0][0].values, "seeds": [run.seed for run, _ in group],
                 "windows": [summary["window"] for summary in summaries],
                 "metrics": {name: _interval([s.get(name) for s in summaries], sampled) for name in names},
             })
@@ -221,8 +221,8 @@ def _module_file(module: str, folder: Path) -> Path | None:
 
 def _plain(axis: str, value: Any) -> Any:
     """A value of an axis for a table: numbers and words as they are, a policy as it is named, the rest as text."""
-    if axis.startswith("policies.") and isinstance(value, dict) and "name" in value:
-        return str(PolicyConfig(**value))
+    if axis == "policies" or axis.startswith("policies."):
+        return label(axis, value)
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 

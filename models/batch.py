@@ -15,6 +15,29 @@ class WakeAt:
     time: float
 
 
+@dataclass(frozen=True, slots=True)
+class StartLoad:
+    """An effect: copy these chunks of the host tier to the request's blocks, which then hold `tokens` tokens more. `bytes`:
+    of whole chunks, all ranks together."""
+
+    request: Request
+    chunks: Sequence[int]
+    tokens: int
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartStore:
+    """An effect: copy these chunks of an ended turn to the host tier."""
+
+    request: Request
+    chunks: Sequence[int]
+    bytes: float
+
+
+Effect = WakeAt | StartLoad | StartStore
+
+
 class Batch:
     """One step's work, in the scheduler's order. Parallel lists: request i computes `counts[i]` tokens after `before[i]`
     computed ones; `samples[i]` says whether it yields a token. `tokens` is the sum of the counts. What must happen outside
@@ -33,12 +56,13 @@ class Batch:
         self.tokens = sum(self.counts)
         self.preempted: list[Request] = []
         self.decision_seconds = 0.0
-        self.effects: tuple[WakeAt, ...] = ()
+        self.effects: Sequence[Effect] = ()
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """What a completed batch brought: how many tokens, and the requests that ended."""
+    """What a completed batch brought: how many tokens, the requests that ended, and what must happen outside."""
 
     tokens: int
     finished: list[Request]
+    effects: Sequence[Effect] = ()

@@ -47,6 +47,11 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def look(self, keys: Sequence[int], limit: int) -> tuple[int, int]:
+        """How many blocks `match` finds, and how many of them stand on the free list."""
+        blocks = self.match(keys, limit)
+        return len(blocks), self.count_free(blocks)
+
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of these blocks stand on the free list (a hit takes them from it)."""
         references = self.references
@@ -98,6 +103,10 @@ class BlockPool:
             self._twins.setdefault(key, []).append(block)
         else:
             self._found[key] = block
+
+    def register_all(self, blocks: Iterable[int], keys: Iterable[int]) -> None:
+        for block, key in zip(blocks, keys, strict=True):
+            self.register(block, key)
 
     def forget(self, block: int) -> None:
         """Take the block's key away; a younger twin takes its place."""

@@ -25,7 +25,8 @@ REQUEST_COLUMNS = {
     "request": "int64", "program": "int64", "turn": "int64", "replica": "int64", "status": "string", "reason": "string",
     "priority": "int64", "input_tokens": "int64", "output_tokens": "int64", "generated_tokens": "int64",
     "cached_tokens": "int64", "cached_tokens_all": "int64", "preemptions": "int64", "arrival": "float64",
-    "admitted": "float64", "first_token": "float64", "ended": "float64", "service": "float64",
+    "admitted": "float64", "first_token": "float64", "ended": "float64", "service": "float64", "loaded_tokens": "int64",
+    "reload_time": "float64",
 }
 
 PACK_EVERY = 16_384  # ended requests between two packings of the tables
@@ -59,7 +60,7 @@ class Cluster:
             replica.on_end = self.request_ended
         self._views = [ReplicaView(replica) for replica in replicas]
         self._names = [f"replica {replica.id}" for replica in replicas]
-        self._program_arrival: dict[int, float] = {}
+        self._program_arrival: list[float | None] = [None] * workload.n_programs
         self._program_last_end: dict[int, float] = {}
         self._called: dict[int, float] = {}  # turns under way whose gap is not the trace's, and when it began
         self._program_live: dict[int, int] = {}  # turns that have arrived and not ended
@@ -114,6 +115,8 @@ class Cluster:
                 ahead = k + len(self.replicas) - 1
                 self._shared.arrivals_until = self._columns.arrival[self._open[ahead]] if ahead < len(self._open) else inf
             self.sim.at(self._columns.arrival[i], self._open_arrival, ARRIVAL, id=i, args=(i,))
+        elif self._shared is not None:
+            self._shared.arrivals_until = inf
 
     def _start_program(self) -> None:
         """A worker is free: the next program that none has taken starts now."""
@@ -129,12 +132,13 @@ class Cluster:
         now = self.sim._now
         request = self.live[i] = self._request(i, now)
         program = request.program
-        if program not in self._program_arrival:
+        began = self._program_arrival[program]
+        if began is None:
             self._program_arrival[program] = now
             if self._tells_starts:
                 self._tell(ProgramStarted(now, program))
         else:
-            request.program_arrival = self._program_arrival[program]
+            request.program_arrival = began
         gap = nan
         if self._tells_arrivals:
             gap = self._gap(request)
@@ -204,7 +208,7 @@ class Cluster:
             request.id, request.program, request.turn, request.replica, status, reason, request.priority,
             request.input_tokens, request.output_tokens, request.generated, request.cached_first, request.cached_all,
             request.preemptions, request.arrival, request.admitted, request.first_token,
-            request.ended if status != "unfinished" else nan, request.service,
+            request.ended if status != "unfinished" else nan, request.service, request.loaded_tokens, request.reload_time,
         ))
         if status == "unfinished":
             return

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numba
 
 from simcore.models.commit_kernels import FLAGS, apply_pass, commit, register_full
-from simcore.models.plan_kernels import NEVER, NO_ROOM, NO_SLOT, NOBODY_WAITS, chunk_cap, dispatch, plan, running_pass
+from simcore.models.plan_kernels import (
+    NEVER,
+    NO_BUDGET,
+    NO_ROOM,
+    NO_SLOT,
+    NOBODY_WAITS,
+    NOTHING,
+    chunk_cap,
+    dispatch,
+    plan,
+    running_pass,
+)
 from simcore.models.plan_memory import (
     BLOCK,
     BUDGET,
@@ -46,14 +57,15 @@ def decide(n, waiting, ints):
 
 
 @numba.njit(cache=True)
-def start(n, waiting, blocked, now, decision_seconds, stop_at, ints, floats):
-    """Dispatch the step that is decided and plan from it; returns the number of steps planned."""
-    rows, order, settings, engine, features, _, _, blocks, _, counters, _, _ = int_parts(ints)
+def start(n, waiting, blocked, wanted, now, decision_seconds, stop_at, ints, floats):
+    """Dispatch the step that is decided and plan from it; returns the number of steps planned. `blocked`, `wanted`: why the
+    head of the queue is not in it, and the key that could change that (see `plan`)."""
+    rows, order, settings, engine, features, _, _, blocks, _, counters, _, row_keys = int_parts(ints)
     clock, plan_ends, plan_device, _, x, seconds, tables = float_parts(floats)
     engine[TOKENS_COMPUTED] += dispatch(rows, order, n, 0)
     return plan(
-        rows, order, n, settings, clock, tables, features, blocks, counters, waiting, blocked, now, decision_seconds,
-        stop_at, plan_ends, plan_device, x, seconds,
+        rows, order, n, settings, clock, tables, features, blocks, counters, row_keys, waiting, blocked, wanted, now,
+        decision_seconds, stop_at, plan_ends, plan_device, x, seconds,
     )
 
 
@@ -75,7 +87,7 @@ def begin(
         if budget < 0:
             return -1, 0, 0, 0
     count = cached = 0
-    blocked = NOBODY_WAITS
+    blocked, wanted = NOBODY_WAITS, NOTHING
     if waiting:
         blocked = NO_ROOM if n < settings[MAX_RUNNING] else NO_SLOT
         if blocked == NO_ROOM and budget > 0:
@@ -87,9 +99,11 @@ def begin(
             n += 1
             waiting = 0
             blocked = NOBODY_WAITS
+        elif blocked == NO_ROOM:
+            blocked, wanted = why_blocked(keys, known, n, ints)
     if n == 0:
         return -1, 0, 0, 0
-    planned = start(n, waiting, blocked, now, decision_seconds, stop_at, ints, floats)
+    planned = start(n, waiting, blocked, wanted, now, decision_seconds, stop_at, ints, floats)
     return planned, count, cached, budget
 
 
@@ -109,6 +123,22 @@ def turn_over(
         n, waiting, budget, hold, now, decision_seconds, stop_at, column, keys, known, total, steps_start, steps_stop, ints,
         floats)
     return found, planned, count, cached, left
+
+
+@numba.njit(cache=True)
+def why_blocked(keys, known, running, ints):
+    """(NO_ROOM, the first key of the prompt that is not found) if a head of `known` tokens lacks blocks whatever the
+    budget, else (NO_BUDGET, NOTHING)."""
+    _, _, settings, _, _, _, _, blocks, table, counters, _, _ = int_parts(ints)
+    if not settings[RESERVE_FULL]:
+        return NO_BUDGET, NOTHING
+    limit = found = taken = 0
+    if settings[CACHING]:
+        limit = min(len(keys), (known - 1) // settings[BLOCK])
+        found, taken = match(blocks, table, keys, limit)
+    if -(-known // settings[BLOCK]) - found + taken + (settings[WATERMARK] if running else 0) <= counters[FREE]:
+        return NO_BUDGET, NOTHING
+    return NO_ROOM, keys[found] if found < limit else NOTHING
 
 
 @numba.njit(cache=True)

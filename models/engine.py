@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Version = Literal["0.19.0", "0.24.0", "0.33.0"]
 Positive = Annotated[int, Field(ge=1)]
 
+LMCACHE_CHUNK = 256  # tokens, LMCache's default chunk_size
+
 
 class EngineSettings(BaseModel):
     """vLLM V1's knobs. Lengths are tokens. What is not here is not modelled (docs/scheduler.md lists the rules)."""
@@ -39,6 +41,12 @@ class EngineSettings(BaseModel):
         0, description="steps between prefills while something decodes, 0 = no spacing (acts in 0.33.0)"
     )
     async_scheduling: bool = Field(False, description="plan one step ahead of the executor: two batches in flight")
+    kv_offloading_size: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="GiB of host memory for the KV of a replica, all ranks together; None = no such tier"
+    )
+    kv_offloading_backend: Literal["native", "lmcache"] = Field(
+        "native", description="native: blocks of prompts; lmcache: chunks of 256 tokens of prompts and outputs"
+    )
     room_order: Literal["pins_first", "rows_first"] = Field(
         "pins_first", description="when a decode lacks blocks: ask retention to drop pins, or preempt, first"
     )
@@ -52,6 +60,19 @@ class EngineSettings(BaseModel):
         for key, first in since.items():
             if getattr(self, key) and _number(self.version) < _number(first):
                 raise ValueError(f"{key} exists from version {first} on, and engine.version is {self.version}")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_of_the_host_tier(self) -> EngineSettings:
+        if self.kv_offloading_size is None:
+            return self
+        if not self.enable_prefix_caching:
+            raise ValueError("kv_offloading_size finds KV by the hashes of blocks: it needs enable_prefix_caching")
+        if self.async_scheduling:
+            raise ValueError("kv_offloading_size and async_scheduling are not simulated together; switch one of them off")
+        if self.kv_offloading_backend == "lmcache" and LMCACHE_CHUNK % self.block_size:
+            raise ValueError(f"kv_offloading_backend lmcache stores chunks of {LMCACHE_CHUNK} tokens: block_size "
+                             f"{self.block_size} does not divide them")
         return self
 
     @property

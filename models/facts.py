@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class TurnArrived(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Fact):
-    """First admission or resumption. `wait`: seconds in the queue; `cached_tokens`: reused without computing."""
+    """First admission or resumption: the request starts to run. `wait`: seconds before, the time of a load from a lower tier
+    left out; `had_pin`: whether its program was pinned when it was admitted; `cached_tokens`: reused without computing, the
+    loaded ones included."""
 
     request: int
     program: int
@@ -68,6 +70,16 @@ class PinDropped(Fact):
 
     program: int
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEnded(Fact):
+    """A copy between a replica's GPUs and its host's memory has arrived, `seconds` after it began."""
+
+    replica: int
+    link: Literal["to_host", "from_host"]
+    bytes: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class GpuSpec:
     memory_bandwidth: float  # bytes/s
     flops: dict[str, float] = field(hash=False)  # FLOP/s by dtype of the operands; bf16 is always present
     link_bandwidth: float  # bytes/s per direction to the other GPUs of the node
+    host_bandwidth: float | None  # bytes/s per direction to the host's memory, as copies reach it; None = not given
     power: float  # W, the board's limit
     sources: dict[str, str] = field(hash=False)  # where each number comes from, by key of the file
 
@@ -74,12 +75,14 @@ def load_gpu(name_or_path: str | Path) -> GpuSpec:
         memory_bandwidth=file.memory_bandwidth.value,
         flops={dtype: number.value for dtype, number in file.flops.items()},
         link_bandwidth=file.link_bandwidth.value,
+        host_bandwidth=file.host_bandwidth.value if file.host_bandwidth else None,
         power=file.power.value,
         sources={
             "memory": file.memory.source,
             "memory_bandwidth": file.memory_bandwidth.source,
             **{f"flops.{dtype}": number.source for dtype, number in file.flops.items()},
             "link_bandwidth": file.link_bandwidth.source,
+            **({"host_bandwidth": file.host_bandwidth.source} if file.host_bandwidth else {}),
             "power": file.power.source,
         },
     )
@@ -99,6 +102,7 @@ class _GpuFile(BaseModel):
     memory_bandwidth: _Number
     flops: dict[str, _Number]
     link_bandwidth: _Number
+    host_bandwidth: _Number | None = None  # needed for a KV tier in host memory only
     power: _Number
 
     @field_validator("flops")

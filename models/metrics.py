@@ -5,7 +5,8 @@
 - TPOT: (E2E - TTFT) / (output tokens - 1), per request; undefined for one token.
 - ITL: each gap between two consecutive tokens of a request.
 - JCT: first arrival of a program to the end of its last turn.
-- prefix hit rate: tokens reused / prompt tokens, at first admission.
+- prefix hit rate: tokens reused / prompt tokens, at first admission; those loaded from the host included.
+- host hit rate: tokens loaded from the host / prompt tokens, over all admissions.
 - goodput: requests that meet every limit of the SLO, per second.
 - utilisation: share of the duration in which a replica's device works, mean over replicas.
 - duration: first arrival to last end, or to the horizon where that cut the run.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 _PERCENTILES = (50, 75, 90, 95, 99)
+_PORTION = 1 << 16  # of long arrays that are looked at piece by piece, so that nothing of their size is made beside them
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Gaps(NamedTuple):
     the steps, so that there are as many entries as steps, not as tokens."""
 
     seconds: np.ndarray  # float64[m], ascending
-    counts: np.ndarray  # int64[m], how often each occurred, >= 1
+    counts: np.ndarray  # int32[m], how often each occurred, >= 1
 
 
 def gaps_and_rates(
@@ -84,25 +86,46 @@ def gaps_and_rates(
     runs_of: list[list[list[int]]] = [[] for _ in step_ends]
     for i, runs in token_steps.items():
         runs_of[served_by[i]].append(runs)
-    seconds, counts = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    seconds, counts = [np.zeros(0)], [np.zeros(0, dtype=np.int32)]
     for ends, runs in zip(step_ends, runs_of, strict=True):
         if not runs:
             continue
-        flat = np.fromiter(chain.from_iterable(runs), dtype=np.int64)
-        begun = np.bincount(flat[::2], minlength=len(ends) + 1)
-        tokens = np.cumsum(begun - np.bincount(flat[1::2], minlength=len(ends) + 1))[:-1]  # that each step delivered
-        delivered = np.flatnonzero(tokens)
-        rates += np.bincount(
-            (ends[delivered] - start).astype(np.int64), tokens[delivered], minlength=len(rates)).astype(np.int64)
-        within = tokens[1:] - begun[1:-1]  # of those, the ones that follow another token of their run
+        tokens, within = _per_step(runs, len(ends))
+        for k in range(0, len(ends), _PORTION):
+            part = slice(k, k + _PORTION)
+            delivered = np.flatnonzero(tokens[part])
+            second = (ends[part][delivered] - start).astype(np.int64)
+            rates += np.bincount(second, tokens[part][delivered], minlength=len(rates)).astype(np.int64)
         again = np.flatnonzero(within)
         breaks = [(r[k] - 1, r[k + 1]) for r in runs if len(r) > 2 for k in range(1, len(r) - 1, 2)]
         before, after = np.array(breaks, dtype=np.int64).reshape(-1, 2).T
-        seconds += [ends[again + 1] - ends[again], ends[after] - ends[before]]
-        counts += [within[again], np.ones(len(breaks), dtype=np.int64)]
-    all_seconds, all_counts = np.concatenate(seconds), np.concatenate(counts)
+        seconds += [ends[again] - ends[again - 1], ends[after] - ends[before]]
+        counts += [within[again], np.ones(len(breaks), dtype=np.int32)]
+    return _sorted_gaps(seconds, counts), rates
+
+
+def _per_step(runs: list[list[int]], steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each step, int32[steps]: the tokens it delivered, and those of them that follow another token of their run."""
+    flat = np.fromiter(chain.from_iterable(runs), dtype=np.int64)
+    tokens = np.bincount(flat[::2], minlength=steps + 1).astype(np.int32)
+    within = -tokens[:steps]
+    tokens -= np.bincount(flat[1::2], minlength=steps + 1).astype(np.int32)
+    np.cumsum(tokens, out=tokens)
+    within += tokens[:steps]
+    return tokens[:steps], within
+
+
+def _sorted_gaps(seconds: list[np.ndarray], counts: list[np.ndarray]) -> Gaps:
+    """The parts as one; the lists are emptied on the way, since a long run has gaps in the millions."""
+    all_seconds = np.concatenate(seconds)
+    seconds.clear()
+    all_counts = np.concatenate(counts)
+    counts.clear()
     order = np.argsort(all_seconds, kind="stable")
-    return Gaps(all_seconds[order], all_counts[order]), rates
+    all_counts = all_counts[order]
+    del order
+    all_seconds.sort()
+    return Gaps(all_seconds, all_counts)
 
 
 def distribution(values: np.ndarray) -> dict[str, float]:
@@ -122,10 +145,14 @@ def distribution_of_gaps(gaps: Gaps) -> dict[str, float]:
     seconds, counts = gaps
     if not len(seconds):
         return distribution(seconds)
-    up_to = np.cumsum(counts)
+    up_to = np.cumsum(counts, dtype=np.int64)
     total = int(up_to[-1])
-    mean = float(seconds @ counts) / total
-    out = {"mean": mean, "std": float(np.sqrt((seconds - mean) ** 2 @ counts / total)),
+    mean, squares = 0.0, 0.0
+    for k in range(0, len(seconds), _PORTION):
+        mean += float((seconds[k : k + _PORTION] * counts[k : k + _PORTION]).sum()) / total
+    for k in range(0, len(seconds), _PORTION):
+        squares += float(((seconds[k : k + _PORTION] - mean) ** 2 * counts[k : k + _PORTION]).sum())
+    out = {"mean": mean, "std": float(np.sqrt(squares / total)),
            "min": float(seconds[0]), "max": float(seconds[-1])}
     for p in _PERCENTILES:
         place = p / 100 * (total - 1)
@@ -189,6 +216,12 @@ def summarise(
         out["usd"] / (good_tokens / 1e6) if out["usd"] is not None and good_tokens else None
     )
     return out
+
+
+def host_hit_rate(requests: pd.DataFrame) -> float:
+    """Tokens loaded from the host tier / prompt tokens of the requests that were admitted; NaN if there are none."""
+    admitted = requests[requests["admitted"].notna()]
+    return _rate(int(admitted["loaded_tokens"].sum()), int(admitted["input_tokens"].sum()))
 
 
 def run_seconds(requests: pd.DataFrame, cut_at: float | None = None) -> float:

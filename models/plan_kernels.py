@@ -48,10 +48,12 @@ from simcore.models.step_time import (
 )
 
 # Why the head of the queue is not admitted, which decides when a plan must stop to look again.
-NOBODY_WAITS, NO_SLOT, NO_ROOM, ASK_EVERY_STEP = range(4)
+# NO_ROOM: whatever the step's budget; NO_BUDGET: with more tokens left it might be.
+NOBODY_WAITS, NO_SLOT, NO_ROOM, NO_BUDGET, ASK_EVERY_STEP = range(5)
 
 COPY = ROW_FIELDS
 NEVER = 1 << 62
+NOTHING = -1 << 63  # no key of a block
 
 
 @numba.njit(cache=True)
@@ -144,13 +146,18 @@ def device_seconds(rows, order, n, settings, tables, features, at):
 
 @numba.njit(cache=True)
 def plan(
-    rows, order, n, settings, clock, tables, features, blocks, counters, waiting, blocked, now, decision_seconds, stop_at,
-    step_ends, device, x, parts,
+    rows, order, n, settings, clock, tables, features, blocks, counters, row_keys, waiting, blocked, wanted, now,
+    decision_seconds, stop_at, step_ends, device, x, parts,
 ):
     """End times and device seconds of the step in flight and those after it, up to the next decision; returns how many.
 
     The last planned step ends at a decision: a request finishes or uses up its quantum, blocks run short, a waiting
     head must be looked at, a request would get nothing; or at a pause: `stop_at` is reached, or the buffers are full.
+
+    A head that lacks blocks whatever the budget (NO_ROOM) must be looked at when a block with the key `wanted` fills, the
+    first one of its prompt that was not found; nothing else within a plan can let it in. It lacks R - h - F blocks (R: all
+    it needs; h: its hits that running requests hold; F: free blocks). F only falls; h grows by that block, or by one that
+    was a hit on the free list, was evicted (F fell by one) and is filled again.
     """
     for k in range(n):
         i = order[k]
@@ -169,7 +176,7 @@ def plan(
         device[planned] = seconds
         planned += 1
         stop = planned == len(step_ends) or now >= stop_at or blocked == ASK_EVERY_STEP
-        stop = stop or (blocked == NO_ROOM and chunk)
+        stop = stop or (blocked == NO_BUDGET and chunk)
         for k in range(n):
             i = order[k]
             if rows[COPY + IN_FLIGHT, i]:
@@ -182,19 +189,22 @@ def plan(
         _, need, starved = running_pass(rows, order, n, settings, waiting, COPY)
         if need > free or starved:
             return planned
-        if blocked == NO_ROOM and _changes_room(rows, order, n, blocks, cursor, need):
+        if blocked == NO_BUDGET and _changes_room(rows, order, n, blocks, cursor, need):
             return planned
-        for _ in range(need if blocked == NO_ROOM else 0):
+        for _ in range(need if blocked == NO_BUDGET else 0):
             cursor = blocks[NEXT, cursor]
+        if wanted != NOTHING and _fills(rows, order, n, block, wanted, row_keys):
+            return planned
         free -= need
         dispatch(rows, order, n, COPY)
         if need:
             for k in range(n):
                 i = order[k]
                 rows[COPY + HELD, i] = max(rows[COPY + HELD, i], -(-rows[COPY + COMPUTED, i] // block))
-        if blocked < NO_ROOM and only_decodes(rows, order, n, settings, COPY):
+        if blocked != NO_BUDGET and only_decodes(rows, order, n, settings, COPY):
             return plan_decodes(
-                rows, order, n, settings, clock, tables, features, free, now, stop_at, planned, step_ends, device, x, parts)
+                rows, order, n, settings, clock, tables, features, row_keys, free, wanted, now, stop_at, planned, step_ends,
+                device, x, parts)
 
 
 @numba.njit(cache=True)
@@ -211,7 +221,8 @@ def only_decodes(rows, order, n, settings, at):
 
 @numba.njit(cache=True)
 def plan_decodes(
-    rows, order, n, settings, clock, tables, features, free, now, stop_at, planned, step_ends, device, x, parts,
+    rows, order, n, settings, clock, tables, features, row_keys, free, wanted, now, stop_at, planned, step_ends, device, x,
+    parts,
 ):
     """`plan` from a dispatched step of nothing but decodes on, with one light loop a step; the same floats in the same
     order: an operator that the growing context does not touch keeps its seconds (`parts`)."""
@@ -231,6 +242,7 @@ def plan_decodes(
     for op in range(len(parts)):
         parts[op] = operator_seconds(tables, x, op)
     host = clock[STEP_OVERHEAD] + clock[SEQUENCE_OVERHEAD] * n + 0.0
+    done = 0
     while True:
         seconds = 0.0
         for op in range(len(parts)):
@@ -242,11 +254,16 @@ def plan_decodes(
         left -= 1
         if left == 0 or planned == len(step_ends) or now >= stop_at:
             return planned
+        done += 1
         for k in range(FIXED, FIXED + n):
             features[k] -= 1
             if features[k] < 0:
                 features[k] += block
                 free -= 1
+            elif features[k] == 0 and wanted != NOTHING:
+                i = order[k - FIXED]
+                if row_keys[i, (rows[COPY + COMPUTED, i] + done) // block - 1] == wanted:
+                    return planned
         if free < 0:
             return planned
         kv += n
@@ -258,7 +275,8 @@ def plan_decodes(
 
 @numba.njit(cache=True)
 def _changes_room(rows, order, n, blocks, cursor, need):
-    """Whether the next step could change what a blocked head needs: a prefill chunk, a block that fills, an eviction."""
+    """Whether the next step could change what a head lacks that needs budget: a prefill chunk, a block that fills, an
+    eviction (with fewer hits it may ask for less)."""
     for k in range(n):
         i = order[k]
         count = rows[COPY + COUNT, i]
@@ -270,4 +288,16 @@ def _changes_room(rows, order, n, blocks, cursor, need):
         if blocks[HASHED, cursor]:
             return True
         cursor = blocks[NEXT, cursor]
+    return False
+
+
+@numba.njit(cache=True)
+def _fills(rows, order, n, block, wanted, row_keys):
+    """Whether the next step fills a block with the key `wanted`."""
+    for k in range(n):
+        i = order[k]
+        computed = rows[COPY + COMPUTED, i]
+        for j in range(computed // block, (computed + rows[COPY + COUNT, i]) // block):
+            if row_keys[i, j] == wanted:
+                return True
     return False

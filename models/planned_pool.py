@@ -155,6 +155,31 @@ def match(blocks, table, keys, limit):
     return limit, free
 
 
+@numba.njit(cache=True)
+def match_all(blocks, table, keys, out):
+    """The blocks with these keys, all of which are found."""
+    for k in range(len(keys)):
+        out[k] = find(blocks, table, keys[k])
+
+
+@numba.njit(cache=True)
+def hold_all(blocks, counters, held):
+    for block in held:
+        hold(blocks, counters, block)
+
+
+@numba.njit(cache=True)
+def take_all(blocks, table, counters, out):
+    for k in range(len(out)):
+        out[k] = take(blocks, table, counters)
+
+
+@numba.njit(cache=True)
+def register_all(blocks, table, full, keys):
+    for k in range(len(full)):
+        register(blocks, table, full[k], keys[k])
+
+
 def table_size(num_blocks: int) -> int:
     """Places of the hash table."""
     return 1 << (2 * num_blocks - 1).bit_length()
@@ -205,8 +230,12 @@ class PlannedPool:
         return order
 
     def match(self, keys: np.ndarray, limit: int) -> list[int]:
-        found, _ = match(self.blocks, self.table, keys, min(limit, len(keys)))
-        return [int(find(self.blocks, self.table, key)) for key in keys[:found]]
+        found = np.empty(self.count_matched(keys, limit), dtype=np.int64)
+        match_all(self.blocks, self.table, keys[: len(found)], found)
+        return found.tolist()
+
+    def look(self, keys: np.ndarray, limit: int) -> tuple[int, int]:
+        return match(self.blocks, self.table, keys, min(limit, len(keys)))
 
     def count_matched(self, keys: np.ndarray, limit: int) -> int:
         return match(self.blocks, self.table, keys, min(limit, len(keys)))[0]
@@ -214,12 +243,13 @@ class PlannedPool:
     def count_free(self, blocks: Iterable[int]) -> int:
         return sum(1 for block in blocks if self.blocks[REFERENCES, block] == 0)
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            hold(self.blocks, self.counters, block)
+    def hold(self, blocks: Sequence[int]) -> None:
+        hold_all(self.blocks, self.counters, np.asarray(blocks, dtype=np.int64))
 
     def take(self, count: int) -> list[int]:
-        return [int(take(self.blocks, self.table, self.counters)) for _ in range(count)]
+        taken = np.empty(count, dtype=np.int64)
+        take_all(self.blocks, self.table, self.counters, taken)
+        return taken.tolist()
 
     def give_back(self, blocks: Sequence[int] | np.ndarray, reuse: str = "lru") -> None:
         held = np.asarray(blocks, dtype=np.int64)
@@ -227,6 +257,9 @@ class PlannedPool:
 
     def register(self, block: int, key: int) -> None:
         register(self.blocks, self.table, block, key)
+
+    def register_all(self, blocks: Sequence[int], keys: np.ndarray) -> None:
+        register_all(self.blocks, self.table, np.asarray(blocks, dtype=np.int64), keys)
 
     def forget(self, block: int) -> None:
         forget(self.blocks, self.table, block)

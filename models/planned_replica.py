@@ -12,6 +12,7 @@ from simcore.models import plan_memory as layout
 from simcore.models.batch import Batch
 from simcore.models.executor import SimulatedExecutor
 from simcore.models.facts import Fact, Listeners
+from simcore.models.host_links import HostLinks
 from simcore.models.plan_memory import PLAN_STEPS, FloatMemory
 from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
 from simcore.models.replica import DECIDES, Replica
@@ -40,9 +41,10 @@ class PlannedReplica(Replica):
     def __init__(
         self, sim: Simulation, id: int, scheduler: PlannedScheduler, executor: SimulatedExecutor, *, shared: Shared,
         listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
+        host: HostLinks | None = None,
     ) -> None:
         super().__init__(
-            sim, id, scheduler, executor, listeners=listeners, steps=steps, sample_every=sample_every)
+            sim, id, scheduler, executor, listeners=listeners, steps=steps, sample_every=sample_every, host=host)
         self._shared = shared
         self._planned = self._done = 0
         self._committed = 0  # steps
@@ -76,10 +78,10 @@ class PlannedReplica(Replica):
     def _start(self, batch: Batch, now: float) -> None:
         scheduler = self.scheduler
         self._preempted = len(batch.preempted)  # after a preemption a plan has one step
-        self._waiting = scheduler.queue.size
+        self._waiting = scheduler.num_waiting
         self._planned = decide_kernels.start(
-            len(scheduler._running), self._waiting, scheduler.blocked, now, batch.decision_seconds,
-            self._shared.arrivals_until, *self._arrays)
+            len(scheduler._running), self._waiting, scheduler.blocked, scheduler.wanted, now,
+            batch.decision_seconds, self._shared.arrivals_until, *self._arrays)
         self._planning_is_done()
 
     def _decide(self) -> None:
@@ -91,8 +93,10 @@ class PlannedReplica(Replica):
             super()._decide()
 
     def _queue_alone(self) -> bool:
-        """Whether the next decision asks nobody but the queue."""
+        """Whether the next decision asks nobody but the queue, and need not look into a host tier."""
         scheduler = self.scheduler
+        if scheduler.tier is not None and scheduler.num_waiting:
+            return False
         return not scheduler.pins and not self._waking and (bool(scheduler._running) or scheduler.queue.size > 0)
 
     def _begin(self, budget: int = -1) -> bool:
@@ -207,7 +211,9 @@ class PlannedReplica(Replica):
         request to its end is followed by the next one at once, in one kernel call."""
         sim, scheduler, shared = self.sim, self.scheduler, self._shared
         now = sim._now
-        if scheduler.pins or self._waking or scheduler._asks_limit or sim.peek() <= now or self._sample_due(now):
+        if scheduler.pins or self._waking or scheduler._asks_limit or sim.peek() <= now or self._sample_due(now) or (
+            scheduler.tier is not None and scheduler.num_waiting
+        ):
             super()._boundary()
             return
         shared.time, shared.id = now, self.id
@@ -220,7 +226,10 @@ class PlannedReplica(Replica):
         self._planned = self._done = 0
         if found >= commit_kernels.FLAGS:
             ended = found // commit_kernels.FLAGS
-            self._let_go([scheduler.finish_one(count, cached, budget)] if ended == 1 else scheduler.finish(ended, now), now)
+            finished = [scheduler.finish_one(count, cached, budget)] if ended == 1 else scheduler.finish(ended, now)
+            if scheduler.effects:
+                self._carry_out(scheduler.take_effects())
+            self._let_go(finished, now)
             self._proceed(now)
             return
         shared.id = DECIDES + self.id
@@ -269,9 +278,11 @@ class PlannedReplica(Replica):
             self._steps.append((
                 now, self.id, counters[layout.STEP] - 1, float(self._memory.plan_device[last]),
                 counters[layout.LAST_TOKENS], counters[layout.LAST_SEQUENCES], len(scheduler._running),
-                scheduler.queue.size, scheduler._pool.num_free, self._preempted,
+                scheduler.num_waiting, scheduler._pool.num_free, self._preempted,
             ))
             self._memory.clock[layout.NEXT_SAMPLE] = now + self._sample_every
+        if scheduler.effects:
+            self._carry_out(scheduler.take_effects())
         if finished:
             self._let_go(finished, now)
 

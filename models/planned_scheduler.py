@@ -17,6 +17,7 @@ from simcore.models.batch import Batch
 from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.facts import Listeners
+from simcore.models.host_tier import HostTier
 from simcore.models.plan_memory import IntMemory
 from simcore.models.planned_pool import REUSE, PlannedPool
 from simcore.models.policy_desk import Log
@@ -107,12 +108,12 @@ class PlannedScheduler(Scheduler):
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
         max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
-        replica: int = 0,
+        replica: int = 0, tier: HostTier | None = None,
     ) -> None:
         self.catch_up: Callable[[], None] = _nothing_due
         super().__init__(
             settings, num_blocks, admission, retention, max_model_len=max_model_len, listeners=listeners, log=log,
-            replica=replica)
+            replica=replica, tier=tier)
         # Every running request holds a block of its own, so the pool bounds their number too.
         slots, block = min(self._max_running, num_blocks), settings.block_size
         blocks_per_row = min(num_blocks, -(-self.max_model_len // block)) + 1
@@ -120,9 +121,10 @@ class PlannedScheduler(Scheduler):
         self.memory = memory = IntMemory(
             slots, blocks_per_row, blocks_per_row if settings.enable_prefix_caching else 0, num_blocks, len(pool.table))
         pool.move(memory.blocks, memory.table, memory.counters)
-        self.blocked = plan_kernels.NOBODY_WAITS
+        self.blocked, self.wanted = plan_kernels.NOBODY_WAITS, plan_kernels.NOTHING
         self.hears_of_admissions = self._hears_admitted or self._asks_limit
-        self._nobody_hears_of_ends = not (self._asks_turn_end or self._hears_ended)
+        # Those who use up a quantum give their blocks back before those who end do.
+        self._nobody_hears_of_ends = not (self._asks_turn_end or self._hears_ended or self._asks_limit)
         _write_settings(self)
         self._columns: list[PlannedRequest | None] = [None] * slots
         self._free_columns = list(range(slots - 1, -1, -1))
@@ -151,7 +153,8 @@ class PlannedScheduler(Scheduler):
 
     @property
     def idle(self) -> bool:
-        return not self._running and not self.queue.size  # who runs changes only at decisions
+        # Who runs changes only at decisions.
+        return not (self._running or self.queue.size or self.loading or self.ready)
 
     def cached_tokens(self, request: Request) -> int:
         if not self._caching:
@@ -164,7 +167,9 @@ class PlannedScheduler(Scheduler):
         long_way = self.long_way
         batch = super().schedule(now)
         self._note_blocked()
-        if batch.preempted or (self.pins and self.blocked == plan_kernels.NO_ROOM):
+        asks_room = self.pins and self._asks_room and not (self._room_when_idle and self._running)
+        could_start = bool(self.ready) and len(self._running) < self._max_running
+        if batch.preempted or could_start or (asks_room and self.blocked >= plan_kernels.NO_ROOM):
             self.blocked = plan_kernels.ASK_EVERY_STEP
             self.long_way = long_way + 1
         return batch
@@ -177,18 +182,25 @@ class PlannedScheduler(Scheduler):
         self._start_running(request, cached)
 
     def _note_blocked(self) -> None:
-        """Why the head of the queue, if there is one, was not admitted."""
-        if not self.queue.size:
+        """Why the head of the queue, or what is loaded, was not admitted, and the block that could change it."""
+        self.wanted = plan_kernels.NOTHING
+        if not self.num_waiting:
             self.blocked = plan_kernels.NOBODY_WAITS
+        elif len(self._running) >= self._max_running:
+            self.blocked = plan_kernels.NO_SLOT
+        elif not self.queue.size:
+            self.blocked = plan_kernels.NO_BUDGET
         else:
-            self.blocked = plan_kernels.NO_SLOT if len(self._running) >= self._max_running else plan_kernels.NO_ROOM
+            head = self.queue.head()
+            self.blocked, self.wanted = decide_kernels.why_blocked(
+                head.keys, head.known, len(self._running), self.memory.all)
 
     def _continue_running(self, batch: Batch, budget: int, hold_prefills: bool) -> int:
         n = len(self._running)
         if not n:
             self._left = budget
             return budget
-        self._left = decide_kernels.decide(n, self.queue.size, self.memory.all)
+        self._left = decide_kernels.decide(n, self.num_waiting, self.memory.all)
         if self._left >= 0:
             return self._left
         # Blocks run short: decide request by request, as the plain path does, and write down what came of it.
@@ -202,16 +214,22 @@ class PlannedScheduler(Scheduler):
         batch.counts.clear()
         return budget
 
-    def _admit(self, batch: Batch | None, budget: int) -> None:
+    def _admit(self, batch: Batch, budget: int) -> None:
         queue = self.queue
+        budget = self._start_ready(batch, budget)
         while queue.size and budget > 0:
             running = len(self._running)
             if running >= self._max_running:
                 break
             request = queue.head()
+            look_on = self._load_head(request) if self.tier is not None else None
+            if look_on is not None:
+                if look_on:
+                    continue
+                break
             count, cached = decide_kernels.admit(
                 self._free_columns[-1], request.keys, request.known, request.total, request.steps_start,
-                request.steps_stop, running + queue.size, running, budget, self.memory.all)
+                request.steps_stop, running + self.num_waiting, running, budget, self.memory.all)
             if count > 0:
                 self.admit_head(cached)
                 budget -= count
@@ -257,6 +275,8 @@ class PlannedScheduler(Scheduler):
 
     def _finish(self, request: PlannedRequest, start: int, stop: int) -> None:
         if self._nobody_hears_of_ends:  # what `_end_turn` does then; the kernel has given the blocks back
+            if self.tier is not None:
+                self._store(request, outputs=self.tier.outputs)
             request.service += self.now - request.running_since
             request.state = "finished"
             self._note("retention", request.id, "lru")
@@ -279,6 +299,21 @@ class PlannedScheduler(Scheduler):
         request.rows, request.row_blocks, request.column = self.memory.rows, self.memory.row_blocks, column
         request.__class__ = InColumn
         self._columns[column] = request
+
+    def _seat(self, request: Any, count: int, batch: Batch) -> None:
+        """What `decide_kernels.admit` does, for a request that holds its blocks already."""
+        memory, column = self.memory, self._free_columns[-1]
+        known, computed, next_hash, blocks = request.known, request.computed, request.next_hash, request.blocks
+        steps = request.steps_start, request.steps_stop
+        keys = request.keys[: memory.row_keys.shape[1]]  # they go on where max_model_len cuts the request
+        memory.row_keys[column, : len(keys)] = keys
+        memory.order[len(self._running)] = column
+        memory.rows[layout.TOTAL, column] = request.total
+        memory.rows[layout.COUNT, column] = count
+        self._attach(request)
+        request.known, request.computed, request.next_hash, request.blocks = known, computed, next_hash, blocks
+        request.steps_start, request.steps_stop = steps
+        request.quantum, request.in_flight, request.chunked = None, 0, False
 
     def _leave_column(self, request: Any, known: int, start: int, stop: int) -> None:
         """The request leaves its column and takes along what it must remember."""

@@ -6,6 +6,7 @@ What runs in which step is scheduler.py's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,8 @@ class PolicyDesk:
         self.retention = retention
         self.queue = WaitingQueue(count_programs=type(retention).at_turn_end is not Retention.at_turn_end)
         self.pins: dict[int, PinnedBlocks] = {}  # by program
+        self.loading: dict[int, Request] = {}  # by id: out of the queue, their KV on its way from a lower tier
+        self.ready: deque[Request] = deque()  # loaded, and not yet running; first in, first out
         self.now = 0.0
         self.engine = Engine(self)  # type: ignore[arg-type]
         self._listeners = listeners or Listeners()
@@ -64,6 +67,9 @@ class PolicyDesk:
         self._asks_turn_end = type(retention).at_turn_end is not Retention.at_turn_end
         self._asks_review = type(retention).review is not Retention.review
         self._asks_room = type(retention).make_room is not Retention.make_room
+        if retention.room_when not in ("blocked", "idle"):
+            raise PolicyError(retention, 0.0, f"room_when is {retention.room_when!r}; allowed: blocked, idle")
+        self._room_when_idle = retention.room_when == "idle"
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
@@ -144,12 +150,17 @@ class PolicyDesk:
             self._note("retention", request.id, answer.reuse)
         elif isinstance(answer, Pin):
             self._pin(request, answer)
+        elif isinstance(answer, Swap):
+            self._swap(request, answer)
         else:
-            raise self._illegal(answer, "at_turn_end", "Release, Pin")
+            raise PolicyError(self.retention, now, f"at_turn_end answered {answer!r}; allowed: Release, Pin, Swap")
         request.blocks = []
 
     def _give_back(self, request: Request, reuse: str = "lru") -> None:
         self.pool.give_back(request.blocks, reuse)
+
+    def _swap(self, request: Request, answer: Swap) -> None:
+        raise PolicyError(self.retention, self.now, f"at_turn_end answered {answer!r}; this engine has no lower tier")
 
     def _pin(self, request: Request, answer: Pin) -> None:
         now, program = self.now, request.program
@@ -180,7 +191,7 @@ class PolicyDesk:
         self._charge(self.retention)
         for answer in answers:
             if not isinstance(answer, (Unpin, Extend)):
-                raise self._illegal(answer, "review", "Unpin, Extend")
+                raise PolicyError(self.retention, self.now, f"review answered {answer!r}; allowed: Unpin, Extend")
             if answer.program not in self.pins:
                 raise PolicyError(self.retention, self.now, f"review answered {answer!r}; that program has no pin")
             if isinstance(answer, Unpin):
@@ -194,7 +205,8 @@ class PolicyDesk:
     def _make_room(self, need: int, cause: Any, head: Request) -> bool:
         """Let retention drop pins until `need` blocks are free; returns whether they are."""
         pool = self.pool
-        if self._asks_room and self.pins and need > pool.num_free:
+        asks = self._asks_room and not (cause == "admission" and self._room_when_idle and self.running)
+        if asks and self.pins and need > pool.num_free:
             pins = [Pinned(pin) for pin in self.pins.values()]
             room = Room(need - pool.num_free, cause, view_of(head, self.retention))
             self._charge(self.retention)
@@ -212,6 +224,13 @@ class PolicyDesk:
         self._note("unpin", program, cause)
         if self._hears_dropped:
             self._tell(PinDropped(self.now, program, cause))
+
+    def _consume_pin(self, request: Request) -> bool:
+        """The request is admitted; returns whether its program had a pin."""
+        pin = self.pins.get(request.program)
+        if pin is not None and pin.consumed == "admission":
+            self._drop_pin(request.program, "consumed")
+        return pin is not None
 
     def end_program(self, program: int, now: float) -> bool:
         """The client says that no further turn will come: the program's pin is dropped; returns whether it had one."""
@@ -253,6 +272,8 @@ class PolicyDesk:
             for id in tuple(self.admission.rekey(fact)):
                 request = next((r for r in self.queue.in_order() if r.id == id), None)
                 if request is None:
+                    if id in self.loading or any(r.id == id for r in self.ready):
+                        continue  # admitted, though nobody is told before it runs: its place is no longer asked for
                     raise PolicyError(self.admission, self.now, f"rekey named request {id!r}, which does not wait")
                 self.queue.remove(request)
                 self.queue.push(request, self._key(request))
@@ -263,11 +284,6 @@ class PolicyDesk:
     def _note(self, kind: str, id: int, answer: str) -> None:
         if self._log is not None:
             self._log((self.now, kind, self._replica, id, answer))
-
-    def _illegal(self, answer: object, method: str, allowed: str) -> PolicyError:
-        if isinstance(answer, Swap):
-            return PolicyError(self.retention, self.now, f"{method} answered {answer!r}; this engine has no lower tier")
-        return PolicyError(self.retention, self.now, f"{method} answered {answer!r}; allowed: {allowed}")
 
 
 def view_of(request: Request, policy: Policy) -> Running:

@@ -25,10 +25,11 @@ prompt's last token, so that even one that forgets nothing falls short of the id
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcore.models.metrics import distribution
 from simcore.traces.identity import Numbering
 from simcore.traces.workload import Workload
 
@@ -73,6 +74,20 @@ def programs_table(requests: pd.DataFrame, workload: Workload, run_usd: float | 
         total = service.sum()
         table["usd"] = run_usd * service / total if total > 0 else np.full(len(service), np.nan)
     return pd.DataFrame(table)
+
+
+def program_summary(programs: pd.DataFrame) -> dict[str, Any]:
+    """What a summary says of programs, where some have more than one turn: JCT (ms) of those that finished, the means of its
+    parts (ms), tokens reused and recomputed."""
+    if not (programs["turns"] > 1).any():
+        return {}
+    jct = programs["jct"].to_numpy()
+    out: dict[str, Any] = {"programs": len(programs), "programs_completed": int((~np.isnan(jct)).sum())}
+    spread = distribution(jct)
+    out["median_jct_ms"] = spread["p50"] * 1e3
+    out |= {f"{statistic}_jct_ms": value * 1e3 for statistic, value in spread.items()}
+    out |= {f"mean_jct_{part}_ms": float(programs[part].mean()) * 1e3 for part in PARTS}
+    return out | {name: int(programs[name].sum()) for name in ("recomputed_tokens", "reused_tokens", "ideal_reuse_tokens")}
 
 
 class _Turns:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import inf
 
 from simcore.errors import NoProgress, PolicyError
-from simcore.models.batch import Batch
+from simcore.models.batch import Batch, Effect, StartLoad, StartStore, WakeAt
 from simcore.models.decision_points import Policy
 from simcore.models.executor import Completion, Executor
 from simcore.models.facts import Fact, Listeners, StepEnded
+from simcore.models.host_links import HostLinks
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
 from simcore.recorder import Table
@@ -41,11 +42,13 @@ class Replica:
     def __init__(
         self, sim: Simulation, id: int, scheduler: Scheduler, executor: Executor, *,
         listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
+        host: HostLinks | None = None,
     ) -> None:
         self.sim = sim
         self.id = id
         self.scheduler = scheduler
         self.executor = executor
+        self.host = host
         self._step_ends: list[float] = []
         self._busy_seconds = 0.0
         self.outstanding = 0  # requests routed here that have not ended
@@ -165,7 +168,7 @@ class Replica:
         while self._may_start() and not (scheduler.idle and not scheduler.pins):
             batch = scheduler.schedule(now)
             if batch.effects:
-                self._wake_at(min(effect.time for effect in batch.effects))
+                self._carry_out(batch.effects)
             if not batch.tokens:
                 self._watch(batch.tokens)
                 if batch.preempted and not self._busy:
@@ -205,8 +208,10 @@ class Replica:
         if self._tell_steps:
             scheduler = self.scheduler
             seconds = done.completion.device_seconds
-            fact = StepEnded(now, self.id, seconds, batch.tokens, len(scheduler.running), len(scheduler.queue))
+            fact = StepEnded(now, self.id, seconds, batch.tokens, len(scheduler.running), scheduler.num_waiting)
             self._listeners.tell(fact)
+        if outcomes.effects:
+            self._carry_out(outcomes.effects)
         self._let_go(outcomes.finished, now)
 
     def _let_go(self, finished: list[Request], now: float) -> None:
@@ -220,9 +225,27 @@ class Replica:
         scheduler = self.scheduler
         self._steps.append((
             now, self.id, batch.step, completion.device_seconds, batch.tokens, len(batch.counts), len(scheduler.running),
-            len(scheduler.queue), scheduler.pool.num_free, len(batch.preempted),
+            scheduler.num_waiting, scheduler.pool.num_free, len(batch.preempted),
         ))
         self._next_sample = now + self._sample_every
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        """Do what the scheduler cannot: wake it up, and move bytes."""
+        for effect in effects:
+            if isinstance(effect, WakeAt):
+                self._wake_at(effect.time)
+            else:
+                assert self.host is not None
+                self.host.start(effect, self._copied)
+
+    def _copied(self, copy: StartLoad | StartStore, seconds: float) -> None:
+        """A copy to or from the host has arrived. A chunk that can now be read matters to who waits, and to nobody else."""
+        scheduler = self.scheduler
+        if isinstance(copy, StartLoad) or scheduler.num_waiting:
+            self._poke()
+        scheduler.copied(copy, seconds, self.sim._now)
 
     # --- wake-ups -----------------------------------------------------------------------------------------------------
 
@@ -256,13 +279,16 @@ class Replica:
 
     def _watch(self, tokens: int) -> None:
         """End a run whose decisions bring no token: preemption for ever, or wake-ups that change nothing."""
+        scheduler = self.scheduler
+        if not tokens and scheduler.loading:
+            return  # it waits for a link, which will deliver
         self._fruitless_steps += 1
         self._computed_tokens += tokens
         self._fruitless_tokens += tokens
         if self._fruitless_steps < _PATIENCE:
             return
-        scheduler = self.scheduler
         known = scheduler.engine.running_tokens + scheduler.engine.waiting_tokens
+        known += sum(request.known for request in scheduler.loading.values())
         if self._fruitless_tokens > 4 * known or self._fruitless_steps > _PATIENCE * 100:
             waiting = [r.id for r in scheduler.queue.in_order()[:5]]
             running = [r.id for r in scheduler.running[:5]]

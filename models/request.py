@@ -26,12 +26,16 @@ class Request:
 
     __slots__ = (
         "admitted", "arrival", "blind", "blocks", "cached_all", "cached_first", "capacity", "chunked", "computed", "ended",
-        "first_token", "following", "id", "in_flight", "input_tokens", "is_last", "keys", "known", "last_known",
-        "next_hash", "oracle", "output_tokens",
+        "first_token", "following", "had_pin", "id", "in_flight", "input_tokens", "is_last", "keys", "known", "last_known",
+        "load_began", "load_seconds", "loaded_tokens", "next_hash", "oracle", "output_tokens",
         "preempted", "preemptions", "priority", "program", "program_arrival", "quantum", "queue_entry",
-        "queued_since", "reason", "replica", "resumed", "running_since", "scheduler", "service", "state", "steps_start",
-        "steps_stop", "token_steps", "tool", "total", "turn",
+        "queued_since", "reason", "reload_time", "replica", "resumed", "running_since", "scheduler", "service", "state",
+        "steps_start", "steps_stop", "token_steps", "tool", "total", "turn",
     )
+
+    # Of the present load from a lower tier; set when it begins.
+    had_pin: bool  # the program was pinned
+    load_began: float  # s
 
     def __init__(
         self, id: int, input_tokens: int, output_tokens: int, keys: Any, arrival: float = 0.0, priority: int = 0,
@@ -55,7 +59,7 @@ class Request:
         self.following = following
         # The scheduler.
         self.scheduler: Any = None
-        self.state = "new"  # new, waiting, running, then finished / refused / cancelled / unfinished
+        self.state = "new"  # new, waiting, (loading, ready,) running, then finished / refused / cancelled / unfinished
         self.known = input_tokens
         self.computed = 0
         self.in_flight = 0
@@ -77,6 +81,9 @@ class Request:
         self.first_token = nan
         self.cached_first = 0  # tokens reused at first admission
         self.cached_all = 0  # the same over all admissions
+        self.loaded_tokens = 0  # of those, loaded from a lower tier
+        self.load_seconds = 0.0  # how long the load before the present (or last) stay in the running list took
+        self.reload_time = 0.0  # s, of all loads
         self.preemptions = 0
         self.reason = ""
         # Steps of the replica that delivered a token, as half-open runs: closed ones in `token_steps` (start, stop,

@@ -1,8 +1,9 @@
 """One replica's scheduler with vLLM V1's semantics: continuous batching, chunked prefill, prefix caching, preemption.
 
 It knows no clock, no events, no randomness and no I/O: `add`, `schedule(now) -> Batch`, `complete(batch, now) ->
-Outcomes` change only its own queue, running list and block pool. What must happen outside (waking up at an expiry) is
-returned in `Batch.effects`. The rules are those of the data set vllm_scheduler_golden; docs/scheduler.md lists them.
+Outcomes` change only its own queue, running list, block pool and host tier. What must happen outside (waking up at an
+expiry, moving bytes) is returned in `Batch.effects` and `Outcomes.effects`. The rules are those of the data set
+vllm_scheduler_golden; docs/scheduler.md lists them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from simcore.models.block_pool import BlockPool
 from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.facts import Admitted, Listeners, Preempted, TurnArrived
-from simcore.models.policy_desk import Log, PolicyDesk
+from simcore.models.host_tier import HostTier
+from simcore.models.offload import Offload
+from simcore.models.policy_desk import Log
 from simcore.models.request import NEVER, Request
 
 
-class Scheduler(PolicyDesk):
+class Scheduler(Offload):
     """See the module. `num_blocks` is vLLM's num_gpu_blocks (block 0 included)."""
 
     pool_type: type[Any] = BlockPool
@@ -29,9 +32,9 @@ class Scheduler(PolicyDesk):
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
         max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
-        replica: int = 0,
+        replica: int = 0, tier: HostTier | None = None,
     ) -> None:
-        super().__init__(admission, retention, listeners, log, replica)
+        super().__init__(admission, retention, listeners, log, replica, tier)
         self.settings = settings
         self.semantics = settings.semantics
         self.pool = self.pool_type(num_blocks, unhashed_first=self.semantics.unhashed_blocks_reused_first)
@@ -59,7 +62,7 @@ class Scheduler(PolicyDesk):
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.queue
+        return not (self.running or self.queue or self.loading or self.ready)
 
     def cached_tokens(self, request: Request) -> int:
         """Leading tokens of the request that are in the pool: whole blocks, at most all but one known token."""
@@ -80,13 +83,14 @@ class Scheduler(PolicyDesk):
             self._expire_pins()
         hold_prefills = self._prefill_gap < self.settings.prefill_schedule_interval and self._prefills_wait()
         budget = self._continue_running(batch, budget, hold_prefills)
-        if self.queue and not batch.preempted and budget > 0 and not hold_prefills:
+        if (self.queue or self.ready) and not batch.preempted and budget > 0 and not hold_prefills:
             self._admit(batch, budget)
         self._dispatch(batch)
         if self.pins:
             until = min(pin.until for pin in self.pins.values())
             if now < until < inf:
-                batch.effects = (WakeAt(until),)
+                self.effects.append(WakeAt(until))
+        batch.effects = self.take_effects()
         batch.decision_seconds, self._decision_seconds = self._decision_seconds, 0.0
         return batch
 
@@ -122,7 +126,7 @@ class Scheduler(PolicyDesk):
                 self.running = [request for request in self.running if id(request) not in gone]
             for request in finished:
                 self._end_turn(request)
-        return Outcomes(tokens, finished)
+        return Outcomes(tokens, finished, self.take_effects())
 
     # --- running requests --------------------------------------------------------------------------------------------
 
@@ -201,6 +205,7 @@ class Scheduler(PolicyDesk):
         request.blocks = []
         request.capacity = request.computed = 0
         request.chunked = False
+        request.load_seconds = 0.0
         if batch is not None:
             batch.preempted.append(request)
         if self._hears_preempted:
@@ -228,10 +233,17 @@ class Scheduler(PolicyDesk):
     # --- admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self, batch: Batch, budget: int) -> None:
-        """Admit from the head of the queue; a head that does not fit blocks all behind it."""
+        """Start what is loaded, then admit from the head of the queue; a head that does not fit blocks all behind it."""
         queue, pool, block, settings = self.queue, self.pool, self._block, self.settings
+        budget = self._start_ready(batch, budget)
         while queue and budget > 0 and len(self.running) < self._max_running:
             request = queue.head()
+            if self.tier is not None:
+                look_on = self._load_head(request)
+                if look_on is not None:
+                    if look_on:
+                        continue
+                    break
             hits = self._match(request)
             cached = len(hits) * block
             missing = min(request.known - cached, self._chunk_cap())
@@ -259,7 +271,47 @@ class Scheduler(PolicyDesk):
             batch.counts.append(count)
             budget -= count
 
-    def _start_running(self, request: Request, cached: int) -> None:
+    def _load_head(self, request: Request) -> bool | None:
+        """Begin to load what the tier holds of the head of the queue beyond the GPU's hits; None = nothing. Else whether to
+        look at the queue again: the head has left it, or room was made and it may find other hits; False: blocks run short.
+        """
+        assert self.tier is not None
+        hits, free_hits = self._hits(request)
+        chunks, blocks = self.tier.find(request.keys, hits, request.known)
+        if not chunks:
+            return None
+        floor = self._watermark if self.running else 0
+        short = -(-request.known // self._block) - hits + free_hits + floor - self.pool.num_free
+        if short > 0:
+            return self._make_room(short + self.pool.num_free, "admission", request) or self.queue.head() is not request
+        self._begin_load(request, chunks, blocks)
+        return True
+
+    def _start_ready(self, batch: Batch, budget: int) -> int:
+        """Start the requests that are loaded and hold their blocks, as far as places and budget go; returns the budget."""
+        ready = self.ready
+        while ready and budget > 0 and len(self.running) < self._max_running:
+            request = ready[0]
+            missing = min(request.known - request.computed, self._chunk_cap())
+            if missing > budget and not self.settings.enable_chunked_prefill:
+                break
+            ready.popleft()
+            count = min(missing, budget)
+            cached = request.computed
+            self._seat(request, count, batch)
+            if cached + count >= request.next_hash:
+                self._register(request, cached + count)
+            self._start_running(request, cached, request.had_pin)
+            budget -= count
+        return budget
+
+    def _seat(self, request: Request, count: int, batch: Batch) -> None:
+        """A request that holds its blocks computes `count` tokens in this step."""
+        batch.requests.append(request)
+        batch.counts.append(count)
+
+    def _start_running(self, request: Request, cached: int, had_pin: bool | None = None) -> None:
+        """`had_pin`: None = the request is admitted now, and takes its program's pin."""
         now = self.now
         if request.admitted != request.admitted:  # NaN: the first time
             request.admitted = now
@@ -269,12 +321,11 @@ class Scheduler(PolicyDesk):
         resumed, request.preempted = request.preempted, False
         request.state = "running"
         self.running.append(request)
-        pin = self.pins.get(request.program)
-        if pin is not None and pin.consumed == "admission":
-            self._drop_pin(request.program, "consumed")
+        if had_pin is None:
+            had_pin = self._consume_pin(request)
         if self._hears_admitted:
-            wait = now - request.queued_since
-            self._tell(Admitted(now, request.id, request.program, wait, pin is not None, cached, resumed))
+            wait = now - request.queued_since - request.load_seconds
+            self._tell(Admitted(now, request.id, request.program, wait, had_pin, cached, resumed))
         if self._asks_limit:
             self._ask_quantum(request)
 
@@ -306,7 +357,7 @@ class Scheduler(PolicyDesk):
             if self.settings.prefill_schedule_interval and self.semantics.spaced_prefills:
                 self._prefill_gap = 1 if prefill else self._prefill_gap + 1
                 if prefill:
-                    self._queue_left = len(self.queue) > 0
+                    self._queue_left = self.num_waiting > 0
 
     def _prefills_wait(self) -> bool:
         """Whether spacing holds prefills back: something decodes, and the last prefill step emptied the queue."""
@@ -318,7 +369,7 @@ class Scheduler(PolicyDesk):
         cap = settings.long_prefill_token_threshold
         if not cap:
             return NEVER
-        system = len(self.running) + len(self.queue)
+        system = len(self.running) + self.num_waiting
         if system == 1 and self.semantics.lone_prefill_uncapped:
             return NEVER
         if settings.long_prefill_token_threshold_adaptive:
@@ -339,7 +390,8 @@ class Scheduler(PolicyDesk):
         """Raise AssertionError unless every block is accounted for exactly once and no queue lies (tests, --check)."""
         self.pool.check()
         held: dict[int, int] = {}
-        for blocks in [r.blocks for r in self.running] + [pin.blocks for pin in self.pins.values()]:
+        holders = [*self.running, *self.check_loads()]
+        for blocks in [r.blocks for r in holders] + [pin.blocks for pin in self.pins.values()]:
             for block in blocks:
                 held[block] = held.get(block, 0) + 1
         assert all(self.pool.references[b] == held.get(b, 0) for b in range(1, self.pool.num_blocks)), "a reference is lost"

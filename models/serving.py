@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from simcore.errors import ConfigError
+from simcore.link import Network
 from simcore.models.batch import Batch
 from simcore.models.cluster import Cluster
 from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.executor import SimulatedExecutor
 from simcore.models.facts import Listeners, StepEnded
-from simcore.models.metrics import Slo, gaps_and_rates, run_seconds, summarise, token_times, with_metrics
+from simcore.models.host_links import HOST_LATENCY, TRANSFER_COLUMNS, HostLinks
+from simcore.models.host_tier import HostTier, host_tier
+from simcore.models.metrics import Slo, gaps_and_rates, host_hit_rate, run_seconds, summarise, token_times, with_metrics
 from simcore.models.planned_replica import PlannedReplica, Shared
 from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
-from simcore.models.programs import programs_table
+from simcore.models.programs import program_summary, programs_table
 from simcore.models.replica import STEP_COLUMNS, Replica
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
@@ -41,7 +45,8 @@ DECISION_COLUMNS = {"time": "float64", "kind": "string", "replica": "int64", "re
 class Deployment:
     """What serves: `replicas` engines of the same settings and cost model. `max_model_len` and `num_blocks` (vLLM's
     num_gpu_blocks, block 0 included) are those in force, read from the model and the GPU where the settings leave them
-    open. The overheads are the host's (see SimulatedExecutor)."""
+    open. The overheads are the host's (see SimulatedExecutor). `host_bandwidth` (bytes/s each way, all ranks together) and
+    `host_latency` (s a copy) are those of the link to the host's memory, which only a host tier uses."""
 
     settings: EngineSettings
     replicas: int
@@ -54,6 +59,21 @@ class Deployment:
     gpus_per_replica: int = 1
     kv_bytes_per_token: float = 0.0
     num_layers: int = 0
+    host_bandwidth: float = 0.0
+    host_latency: float = HOST_LATENCY
+
+    def host_tier(self) -> HostTier | None:
+        """A replica's empty host tier; None without one. Raises ConfigError if nothing fits or the link is not known."""
+        if self.settings.kv_offloading_size is not None and not self.host_bandwidth > 0:
+            raise ConfigError("kv_offloading_size", found=self.settings.kv_offloading_size,
+                              why="the GPU's file gives no host_bandwidth", allowed="a GPU whose link to the host is known")
+        return host_tier(self.settings, self.kv_bytes_per_token)
+
+    def reload_seconds(self, tokens: int) -> float | None:
+        """Seconds to load `tokens` tokens from the host tier, alone on the link; None without one."""
+        if self.settings.kv_offloading_size is None:
+            return None
+        return tokens * self.kv_bytes_per_token / self.host_bandwidth + self.host_latency
 
     def executor(self) -> SimulatedExecutor:
         return SimulatedExecutor(
@@ -152,7 +172,7 @@ def serve(
     settings = deployment.settings
     site = Site(
         settings, deployment.num_blocks - 1, deployment.kv_bytes_per_token, deployment.num_layers, deployment.replicas,
-        deployment.prefill_seconds,
+        deployment.prefill_seconds, deployment.reload_seconds,
     )
     router = policies.replica_routing()
     router.start(site, generator(seed, "policy", "replica_routing"))
@@ -160,6 +180,9 @@ def serve(
     replicas: list[Replica] = []
 
     note = decisions.append
+    network = Network(sim)
+    offloads = settings.kv_offloading_size is not None
+    transfers = recorder.table("transfers", TRANSFER_COLUMNS, order=("time", "replica")) if offloads else None
 
     pairs = []
     for r in range(deployment.replicas):
@@ -174,9 +197,11 @@ def serve(
         listeners = Listeners([admission, retention, router])
         options: dict[str, Any] = {
             "max_model_len": deployment.max_model_len, "listeners": listeners,
-            "log": note, "replica": r,
+            "log": note, "replica": r, "tier": deployment.host_tier(),
         }
         places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
+        if transfers is not None:
+            places["host"] = HostLinks(network, r, deployment.host_bandwidth, deployment.host_latency, transfers)
         if obstacles:
             scheduler = Scheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(Replica(sim, r, scheduler, deployment.executor(), **places))
@@ -216,6 +241,7 @@ def serve(
         busy_seconds=[replica.busy_seconds for replica in replicas], cut_at=horizon if cut else None,
     )
     tables["programs"] = programs_table(tables["requests"], workload, result.summary["usd"])
+    result.summary |= program_summary(tables["programs"]) | _offload_summary(tables["requests"], replicas)
     total_steps = sum(len(ends) for ends in step_ends)
     result.summary |= {"steps": total_steps, "computed_tokens": sum(replica.computed_tokens for replica in replicas)}
     seconds = ended_cpu - cpu
@@ -245,6 +271,20 @@ def not_planned(settings: EngineSettings, policies: Sequence[Policy]) -> list[st
         if StepEnded in policy.observes:
             reasons.append(f"policy {type(policy).__name__} observes every step")
     return list(dict.fromkeys(reasons))
+
+
+def _offload_summary(requests: pd.DataFrame, replicas: Sequence[Replica]) -> dict[str, Any]:
+    """What a summary says of the host tiers, where there are any; chunks and bytes over all replicas."""
+    used = [(r.scheduler.tier, r.host) for r in replicas if r.scheduler.tier is not None and r.host is not None]
+    if not used:
+        return {}
+    return {
+        "host_hit_rate": host_hit_rate(requests),
+        "bytes_to_host": sum(links.bytes_to_host for _, links in used),
+        "bytes_from_host": sum(links.bytes_from_host for _, links in used),
+        "host_evictions": sum(tier.evictions for tier, _ in used),
+        "host_chunks_not_stored": sum(tier.not_stored for tier, _ in used),
+    }
 
 
 def _path_speed(replicas: Sequence[Replica], steps: int, requests: int) -> dict[str, Any]:

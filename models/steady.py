@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from simcore.models.metrics import Slo, gaps_and_rates, summarise
+from simcore.models.metrics import Slo, gaps_and_rates, host_hit_rate, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,10 @@ RULE = "MSER-5 over E2E in order of arrival"
 State = Literal["all", "steady", "unstable", "none"]
 
 # What an unsteady run has no value of; its counts, duration and throughput are those of the whole run.
-_OF_THE_WINDOW = ("request_goodput", "slo_attainment", "prefix_cache_hit_rate", "usd_per_million_output_tokens_within_slo")
+_OF_THE_WINDOW = (
+    "request_goodput", "slo_attainment", "prefix_cache_hit_rate", "host_hit_rate",
+    "usd_per_million_output_tokens_within_slo",
+)
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,9 @@ def _mean(growths: Sequence[Growth]) -> Growth:
 def apply_window(
     result: RunResult, window: Window, *, slo: Slo, gpus: int, usd_per_gpu_hour: float | None, horizon: float = inf
 ) -> None:
-    """Make the summary that of the window. Utilisation, steps and computed tokens stay those of the whole run; the tables
-    keep every request. A run that shows no steady mean keeps its counts, duration and throughput, and has no latencies."""
+    """Make the summary that of the window. Utilisation, steps, computed tokens and what a host tier did (but for
+    its hit rate) stay those of the whole run; the tables keep every request. A run that shows no steady mean keeps its
+    counts, duration and throughput, and has no latencies."""
     if window.state == "steady":
         counted = result.requests.iloc[window.cut :]
         kept = {i: runs for i, runs in result.token_steps.items() if i >= window.cut}
@@ -162,6 +166,8 @@ def apply_window(
             counted, gaps, rates, slo=slo, gpus=gpus,
             usd_per_gpu_hour=usd_per_gpu_hour, busy_seconds=[nan], cut_at=cut_at,
         )
+        if "host_hit_rate" in result.summary:
+            fresh["host_hit_rate"] = host_hit_rate(counted)
         result.summary |= {key: value for key, value in fresh.items() if key != "utilization"}
     elif not window.shown:
         result.summary |= {key: nan for key in result.summary if key.endswith("_ms") or key in _OF_THE_WINDOW}

@@ -25,6 +25,7 @@ class Site:
     num_layers: int
     replicas: int
     prefill_seconds: Callable[..., float]  # (tokens, prefix=0) -> s for one request alone on the replica
+    reload_seconds: Callable[[int], float | None]  # tokens -> s to load them from the host, alone; None = no such tier
 
 
 class Turn:
@@ -123,6 +124,13 @@ class Turn:
         return scheduler.cached_tokens(self._request) if scheduler else 0
 
     @property
+    def lower_tier_tokens(self) -> int:
+        """Tokens of the known ones that the host tier holds or is being written: while the turn waits, those that follow
+        its `cached_tokens` without a gap; of a turn that runs or has ended, from its first token on."""
+        scheduler = self._request.scheduler
+        return scheduler.lower_tier_tokens(self._request) if scheduler else 0
+
+    @property
     def blocks_needed(self) -> int:
         """Blocks that the known tokens need beyond those held or found in the pool."""
         scheduler = self._request.scheduler
@@ -140,11 +148,17 @@ class Turn:
 
     @property
     def wait(self) -> float:
-        """Seconds in the queue: of the present wait, or of the last one if the request is running."""
+        """Seconds in the queue: of the present wait, or of the last one if the request is running. The time of a load from
+        the host is left out."""
         request = self._request
         if request.state == "waiting":
             return request.scheduler.now - request.queued_since
-        return request.resumed - request.queued_since if request.state != "new" else 0.0
+        if request.state == "new":
+            return 0.0
+        if request.state == "loading":
+            return request.load_began - request.queued_since
+        until = request.scheduler.now if request.state == "ready" else request.resumed
+        return until - request.queued_since - request.load_seconds
 
     @property
     def service(self) -> float:
@@ -215,7 +229,7 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no running request and no pin holds (cached ones included)."""
+        """Blocks that no running, loading or loaded request and no pin holds (cached ones included)."""
         return self._scheduler.pool.num_free
 
     @property
@@ -224,7 +238,13 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._scheduler.queue)
+        """Requests in the queue, and those that are loaded from the host and have not started."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_loading(self) -> int:
+        """Requests that hold blocks and wait for their KV from the host."""
+        return len(self._scheduler.loading)
 
     @property
     def running_tokens(self) -> int:
@@ -234,7 +254,19 @@ class Engine:
     @property
     def waiting_tokens(self) -> int:
         """Known tokens of the waiting requests."""
-        return self._scheduler.queue.tokens
+        return self._scheduler.queue.tokens + sum(request.known for request in self._scheduler.ready)
+
+    @property
+    def to_host_bytes(self) -> float:
+        """Bytes of the copies to the host under way, each counted whole until it ends; 0 without a host tier."""
+        tier = self._scheduler.tier
+        return tier.to_host_bytes if tier is not None else 0.0
+
+    @property
+    def from_host_bytes(self) -> float:
+        """Bytes of the copies from the host under way, each counted whole until it ends; 0 without a host tier."""
+        tier = self._scheduler.tier
+        return tier.from_host_bytes if tier is not None else 0.0
 
     @property
     def pinned_blocks(self) -> int:

@@ -46,6 +46,8 @@ class Table:
         columns: dict[str, Any] = {}
         for k, (name, dtype) in enumerate(self.columns.items()):
             parts = [part[k] for part in self._packed]
+            for part in self._packed:
+                part[k] = None
             if len(parts) > 1:
                 parts = [pd.concat([pd.Series(part) for part in parts], ignore_index=True).array if dtype == "string"
                          else np.concatenate(parts)]
@@ -55,7 +57,7 @@ class Table:
             if (np.diff(place) < 0).any():
                 columns = {name: column[place] for name, column in columns.items()}
         self._packed, self._packed_rows = [], 0
-        return pd.DataFrame(columns)
+        return pd.DataFrame(columns, copy=False)
 
 
 def _typed(values: Sequence[Any], dtype: str) -> Any:

@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from simcore.models import serving
-from simcore.models.batch import Batch, Outcomes
+from simcore.models import host_tier, serving
+from simcore.models.batch import Batch, Outcomes, StartLoad, StartStore
 from simcore.models.decision_points import Admission, ReplicaRouting, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.replica import Replica
@@ -27,6 +27,8 @@ from simcore.policies.admission.fcfs import Fcfs
 from simcore.policies.replica_routing.round_robin import RoundRobin
 from simcore.policies.retention.lru import Lru
 from simcore.traces.workload import Source, Workload, build
+
+BLOCK_BYTES = 2.0**30  # of a KV block in these runs: `kv_offloading_size` counts blocks
 
 
 def tables(
@@ -79,17 +81,23 @@ def run(
     work: Workload, *, settings: dict[str, Any] | None = None, blocks: int = 100, replicas: int = 1,
     cost: StepTables | None = None, max_model_len: int = 1000, admission: Callable[[], Admission] = Fcfs,
     retention: Callable[[], Retention] | None = Lru, router: Callable[[], ReplicaRouting] = RoundRobin,
-    step_overhead: float = 0.0, window: int = 0, witness: Witness | None = None, **options: Any,
+    step_overhead: float = 0.0, window: int = 0, witness: Witness | None = None, link: float = 1.0, latency: float = 0.0,
+    lmcache_chunk: int = 8, **options: Any,
 ) -> RunResult:
     """`serve` under watch (of the step-by-step path).
 
-    `blocks`: usable KV blocks of 4 tokens; `retention` None = the admission object serves both."""
+    `blocks`: usable KV blocks of 4 tokens; `retention` None = the admission object serves both. `link`: blocks/s to and from
+    the host; `lmcache_chunk`: tokens of a chunk with that backend."""
     engine = EngineSettings(**{"block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | (settings or {}))
     deployment = Deployment(
-        engine, replicas, blocks + 1, max_model_len, cost or tables(), window=window, step_overhead=step_overhead)
+        engine, replicas, blocks + 1, max_model_len, cost or tables(), window=window, step_overhead=step_overhead,
+        kv_bytes_per_token=BLOCK_BYTES / 4, host_bandwidth=link * BLOCK_BYTES, host_latency=latency)
     policies = Policies(lambda r: admission(), lambda r, a: retention() if retention else a, router)  # type: ignore
     seen = witness if witness is not None else Witness()
-    with patch.multiple(serving, Scheduler=_watched_scheduler(seen), Replica=_watched_replica(seen)):
+    with (
+        patch.multiple(serving, Scheduler=_watched_scheduler(seen), Replica=_watched_replica(seen)),
+        patch.object(host_tier, "LMCACHE_CHUNK", lmcache_chunk),
+    ):
         return serve(work, deployment, policies, **{"sample_every": 0.0, "path": "step-by-step"} | options)
 
 
@@ -118,6 +126,8 @@ def _watched_scheduler(seen: Witness) -> type[Scheduler]:
                 self.last_head = (head.id, hits)
             seen.batches.append((now, [r.id for r in batch.requests], list(batch.counts)))
             seen.counts["chunks"] += batch.samples.count(False)
+            seen.counts["ready and held back"] += len(self.ready) > 0
+            seen.counts["loads at once"] += len(self.loading) > 1
             return batch
 
         def complete(self, batch: Batch, now: float) -> Outcomes:
@@ -142,6 +152,23 @@ def _watched_scheduler(seen: Witness) -> type[Scheduler]:
             seen.counts[f"pins {cause}"] += 1
             super()._drop_pin(program, cause)
 
+        def _load_head(self, request: Request) -> bool | None:
+            look_on = super()._load_head(request)
+            seen.counts["blocked loads"] += look_on is False
+            return look_on
+
+        def _begin_load(self, request: Request, chunks: list[int], blocks: int) -> None:
+            seen.counts["loads"] += 1
+            seen.counts["loads after hits"] += self.cached_tokens(request) > 0
+            seen.counts["loads of preempted"] += request.preempted
+            super()._begin_load(request, chunks, blocks)
+
+        def copied(self, copy: StartLoad | StartStore, seconds: float, now: float) -> None:
+            assert now >= self.now, "the clock went back"
+            seen.counts["stores"] += isinstance(copy, StartStore)
+            super().copied(copy, seconds, now)
+            self.check()
+
     return Watched
 
 
@@ -157,12 +184,13 @@ def _watched_replica(seen: Witness) -> type[Replica]:
             super()._decide()
             scheduler = self.scheduler
             if not self._in_flight:
-                assert not scheduler.running, "idle while requests run"
+                assert not scheduler.running and not scheduler.ready, "idle while requests could run"
                 if scheduler.queue:
                     head, pool = scheduler.queue.head(), scheduler.pool
                     hits = pool.match(head.keys, (head.known - 1) // 4) if scheduler.settings.enable_prefix_caching else []
-                    reach = head.known
-                    if not scheduler.settings.scheduler_reserve_full_isl:
+                    reach, tier = head.known, scheduler.tier
+                    loads = tier is not None and tier.find(head.keys, len(hits), head.known)[1] > 0
+                    if not scheduler.settings.scheduler_reserve_full_isl and not loads:
                         reach = min(reach, len(hits) * 4 + scheduler.settings.step_budget)
                     # free hits would leave the free list: what must come from it is everything but the held hits
                     held = len(hits) - pool.count_free(hits)

@@ -24,6 +24,7 @@ class Pinning(Retention):
         if yields not in ("blocked", "deadlock"):
             raise ValueError(f"yields = {yields!r}; allowed: blocked, deadlock")
         self.yields = yields
+        self.room_when = "idle" if yields == "deadlock" else "blocked"
         self.tools_only = tools_only
 
     def called_tool(self, turn: Turn) -> str | None:

@@ -29,22 +29,11 @@ class RebuildTime:
     def seconds(self, turn: Turn) -> float:
         """PR(r) of the turn's whole context (s): what a lower tier holds is loaded, the rest is computed."""
         tokens = turn.context_tokens
-        stored = min(tokens, tier_tokens(turn))
-        load = reload_seconds(self._site, stored) if stored else None
+        stored = min(tokens, turn.lower_tier_tokens)  # of an ended turn: from its first token on
+        load = self._site.reload_seconds(stored) if stored else None
         if load is None:
             return self.prefill(tokens)
         return load + max(0.0, self.prefill(tokens) - self.prefill(stored))
-
-
-def reload_seconds(site: Site, tokens: int) -> float | None:
-    """Seconds to load `tokens` tokens from CPU DRAM; None = the engine has no such tier."""
-    ask = getattr(site, "reload_seconds", None)
-    return None if ask is None else ask(tokens)
-
-
-def tier_tokens(turn: Turn) -> int:
-    """Leading tokens of the turn's context that a lower tier holds; 0 without one."""
-    return getattr(turn, "lower_tier_tokens", 0)
 
 
 def profile_points(longest: int) -> list[int]:

@@ -11,7 +11,7 @@ from simcore.models.decision_points import Extend, Pin, Release, Room, Swap, Unp
 from simcore.models.facts import Fact, PinDropped
 from simcore.models.views import Engine, Pinned, Site, Turn
 from simcore.policies.retention._pinning import Pinning
-from simcore.policies.retention._rebuild import RebuildTime, reload_seconds
+from simcore.policies.retention._rebuild import RebuildTime
 
 
 class Infercept(Pinning):
@@ -23,10 +23,10 @@ class Infercept(Pinning):
         swap       0, or 2 * T_swap(C) * C_other if `swap_blocks`
 
     Asked anew every `cadence` seconds; once the tool has returned, the turn keeps what it has. Swapping needs an engine
-    with a CPU tier: one that stores what it computes has the copy already, so that swapping is releasing. As its transfers
-    do not block (Continuum's re-implementation on LMCache, arXiv 2511.02230, section 6), the waste is 0 and nothing is
-    preserved then. Preserved KV gives way only where nothing that runs could give room. InferCept serves in the order in
-    which programs came: `admission: program-fcfs`.
+    with a host tier, which stores a turn as it ends. As its transfers do not block (Continuum's re-implementation on
+    LMCache, arXiv 2511.02230, section 6), the waste is 0 and nothing is preserved then. A preserved turn that is let go
+    later has the copy that the tier made at its end. Preserved KV gives way only where nothing that runs could give room.
+    InferCept serves in the order in which programs came: `admission: program-fcfs`.
     """
 
     observes: tuple[type[Fact], ...] = (PinDropped,)
@@ -55,10 +55,13 @@ class Infercept(Pinning):
         return self._due
 
     def at_turn_end(self, turn: Turn, engine: Engine) -> Release | Pin | Swap:
-        if self.called_tool(turn) is None or not self._preserves(0.0, turn.context_tokens, engine.running_tokens):
+        tokens, others = turn.context_tokens, engine.running_tokens
+        if self.called_tool(turn) is None:
             return Release()
-        self._pins += 1
-        return Pin(inf)
+        if self._preserves(0.0, tokens, others):
+            self._pins += 1
+            return Pin(inf)
+        return Swap("host") if self._swap(tokens, others) <= self._discard(tokens, others) else Release()
 
     def review(self, pins: Sequence[Pinned], engine: Engine) -> Iterable[Unpin | Extend | Swap]:
         others, now = engine.running_tokens, engine.now
@@ -80,7 +83,7 @@ class Infercept(Pinning):
         return time(tokens) * tokens / 2 + chunks * time(tokens / chunks) * others
 
     def _swap(self, tokens: int, others: int) -> float:
-        seconds = reload_seconds(self._site, tokens)
+        seconds = self._site.reload_seconds(tokens)
         if seconds is None:
             return inf
         return 2 * seconds * others if self.swap_blocks else 0.0

@@ -253,7 +253,7 @@ def test_trace_cut(call, tmp_path):
 def test_policies(call):
     code, out, err = call("policies")
     assert (code, err) == (0, "")
-    for part in ("admission\n", "retention\n", "replica_routing\n", "  shortest-first         Shortest job first.", "  lru  "):
+    for part in ("admission\n", "retention\n", "replica_routing\n", "  shortest-first         Shortest job first.", " lru "):
         assert part in out
     code, out, _ = call("policies", "admission", "--json", "-")
     assert code == 0 and list(json.loads(out)) == ["admission"]

@@ -14,7 +14,7 @@ def test_presets_have_a_source_for_every_number():
     for name in gpu_names():
         gpu = load_gpu(name)
         rates = {f"flops.{dtype}" for dtype in gpu.flops}
-        assert set(gpu.sources) == {"memory", "memory_bandwidth", "link_bandwidth", "power"} | rates
+        assert set(gpu.sources) == {"memory", "memory_bandwidth", "link_bandwidth", "host_bandwidth", "power"} | rates
         assert gpu.memory > 16e9
         assert pickle.loads(pickle.dumps(gpu)) == gpu
 
@@ -24,6 +24,7 @@ def test_h100_numbers():
     assert gpu.memory_bandwidth == 3.35e12
     assert gpu.flops["fp8"] == 2 * gpu.flops["bf16"] == 1979e12
     assert gpu.link_bandwidth == 450e9
+    assert gpu.host_bandwidth == 50e9
     assert 80e9 < gpu.memory < 81559 * 2**20  # what CUDA sees is below what nvidia-smi prints
 
 
@@ -48,8 +49,9 @@ def write(tmp_path, data):
 
 def test_a_file_of_ones_own(tmp_path, h100_file):
     h100_file["flops"]["fp4"] = {"value": 4e15, "source": "a wish"}
+    del h100_file["host_bandwidth"]
     gpu = load_gpu(write(tmp_path, h100_file))
-    assert gpu.name == "mine"
+    assert gpu.name == "mine" and gpu.host_bandwidth is None
     assert gpu.math_flops("mxfp4") == 4e15
 
 

@@ -16,10 +16,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_runs import Witness, run, tables, workload
+from serving_runs import BLOCK_BYTES, Witness, run, tables, workload
 
-from simcore.models.decision_points import Admission, Extend, Pin, Release, Retention, Unpin
-from simcore.models.facts import Admitted, Preempted, TurnArrived, TurnEnded, Woken
+from simcore.models.decision_points import Admission, Extend, Pin, Release, Retention, Swap, Unpin
+from simcore.models.facts import Admitted, FlowEnded, Preempted, TurnArrived, TurnEnded, Woken
 from simcore.models.serving import RunResult
 from simcore.policies.admission.fcfs import Fcfs
 from simcore.policies.admission.priority import Priority
@@ -45,10 +45,17 @@ class Rounds(Admission):
         return 3
 
 
-class Waking(Admission):
-    """Wakes every half second and moves the newest waiter to the front or back."""
+class LeastToCompute(Admission):
+    """Who has least to compute goes first: what the pool or the host holds counts as done."""
 
-    observes = (Woken, TurnArrived, Preempted, Admitted, TurnEnded)
+    def key(self, turn: Any, now: float) -> tuple:
+        return (turn.context_tokens - turn.cached_tokens - turn.lower_tier_tokens, turn.arrival)
+
+
+class Waking(Admission):
+    """Wakes every half second, and at every copy that ends, and moves the newest waiter to the front or back."""
+
+    observes = (Woken, TurnArrived, Preempted, Admitted, TurnEnded, FlowEnded)
 
     def __init__(self) -> None:
         self.waiting: dict[int, None] = {}  # in the order in which they came
@@ -64,7 +71,7 @@ class Waking(Admission):
         return (self.place.get(turn.id, 0), turn.arrival)
 
     def rekey(self, fact: Any) -> list[int]:
-        if not isinstance(fact, Woken) or not self.waiting:
+        if not isinstance(fact, (Woken, FlowEnded)) or not self.waiting:
             return []
         newest = list(self.waiting)[-1]
         self.place[newest] = (self.place.get(newest, 0) + 2) % 3 - 1
@@ -77,15 +84,18 @@ class Waking(Admission):
 class RandomPins(Retention):
     """Any legal answer, drawn from the policy's own stream."""
 
-    observes = (Admitted, TurnEnded)
+    observes = (Admitted, TurnEnded, FlowEnded)
 
     def __init__(self, generous: bool) -> None:
         self.generous = generous  # gives room when asked; otherwise no pin lasts for ever
 
     def start(self, site: Any, rng: Any) -> None:
         self.rng = rng
+        self.swaps = site.reload_seconds(1) is not None
 
     def at_turn_end(self, turn: Any, engine: Any) -> Any:
+        if self.swaps and (self.rng.random() < 0.2 or turn.lower_tier_tokens > 20 or engine.to_host_bytes > 2e10):
+            return Swap("host")
         if self.rng.random() < 0.3:
             return Release(("lru", "first", "never")[self.rng.integers(3)])
         times = [TICK, 1.0, 3.0, 20.0] + ([inf] if self.generous else [])
@@ -113,7 +123,7 @@ class RandomPins(Retention):
 ADMISSIONS = {
     "fcfs": Fcfs, "priority": Priority, "prompt": lambda: ShortestFirst("prompt", patience=2.0),
     "uncached": lambda: ShortestFirst("uncached"), "total": lambda: ShortestFirst("total"), "rounds": Rounds,
-    "waking": Waking,
+    "waking": Waking, "least to compute": LeastToCompute,
 }
 RETENTIONS = {"lru": Lru, "none": None_, "generous": lambda: RandomPins(True), "stubborn": lambda: RandomPins(False)}
 ROUTERS = {
@@ -163,16 +173,16 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @st.composite
-def deployments(draw: st.DrawFn, planned: bool = False) -> dict[str, Any]:
-    """`planned`: only what the planned path takes."""
+def deployments(draw: st.DrawFn, planned: bool = False, tier: bool = False) -> dict[str, Any]:
+    """`planned`: only what the planned path takes. `tier`: always a host tier, and pools that seldom hold what it holds."""
     version = draw(st.sampled_from(["0.19.0", "0.24.0", "0.33.0"]))
     engine: dict[str, Any] = {
         "version": version,
         "max_num_seqs": draw(st.sampled_from([1, 2, 4, 8])),
         "max_num_batched_tokens": draw(st.sampled_from([4, 16, 64])),
-        "enable_prefix_caching": draw(st.sampled_from([True, True, True, False])),
+        "enable_prefix_caching": tier or draw(st.sampled_from([True, True, True, False])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
-        "async_scheduling": not planned and draw(st.booleans()),
+        "async_scheduling": not planned and not tier and draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3])),
         "enable_chunked_prefill": draw(st.sampled_from([True, True, True, False])),
         "room_order": draw(st.sampled_from(["pins_first", "rows_first"])),
@@ -181,15 +191,24 @@ def deployments(draw: st.DrawFn, planned: bool = False) -> dict[str, Any]:
         engine["watermark"] = draw(st.sampled_from([0.0, 0.1]))
         engine["prefill_schedule_interval"] = 0 if planned else draw(st.sampled_from([0, 3]))
     window = draw(st.sampled_from([0, 0, 6]))
-    return {
-        "settings": engine, "blocks": draw(st.sampled_from([12, 16, 24, 60])), "replicas": draw(st.integers(1, 3)),
+    how = {
+        "settings": engine, "blocks": draw(st.sampled_from([12, 16, 24, 60])),
+        "replicas": draw(st.sampled_from([1, 1, 1, 2] if tier else [1, 2, 3])),
         "max_model_len": draw(st.sampled_from([60, 1000])), "step_overhead": draw(st.sampled_from([0.0, TICK, 0.3])),
         "cost": tables(TICK, draw(st.sampled_from([0.0, 1 / 64, 0.003])), per_window_token=0.0007 if window else 0.0),
         "window": window,
         "admission": ADMISSIONS[draw(st.sampled_from(sorted(ADMISSIONS)))],
-        "retention": RETENTIONS[draw(st.sampled_from(sorted(RETENTIONS)))],
+        "retention": RETENTIONS[draw(st.sampled_from((["none"] * 3 if tier else []) + sorted(RETENTIONS)))],
         "router": ROUTERS[draw(st.sampled_from(sorted(ROUTERS)))],
     }
+    if engine["enable_prefix_caching"] and not engine["async_scheduling"]:
+        blocks = [4.0, 15.5, 40.0, 200.0] if tier else [None, None, 4.0, 40.0]
+        engine["kv_offloading_size"] = draw(st.sampled_from(blocks))
+        engine["kv_offloading_backend"] = draw(st.sampled_from(["native", "lmcache"]))
+        how["link"] = draw(st.sampled_from([0.9, 4.0, 32.0, 1e6]))
+        how["latency"] = draw(st.sampled_from([0.0, TICK, 0.01]))
+        how["lmcache_chunk"] = draw(st.sampled_from([8, 16]))
+    return how
 
 
 def check_run(work: Workload, how: dict[str, Any], result: RunResult, seen: Witness) -> None:
@@ -221,6 +240,9 @@ def check_run(work: Workload, how: dict[str, Any], result: RunResult, seen: Witn
         assert 0 <= row.cached_tokens <= row.input_tokens - 1 and row.cached_tokens % 4 == 0
         # 0: asynchronous, admitted and preempted at one instant, its only token already in flight.
         assert 0 <= row.service <= row.ended - row.admitted + 1e-9
+        assert 0 <= row.loaded_tokens <= row.cached_tokens_all and row.loaded_tokens % 4 == 0
+        assert (row.reload_time > 0) == (row.loaded_tokens > 0)
+        assert row.reload_time <= row.ended - row.arrival - row.service + 1e-9
         if not row.preemptions:
             assert seen.computed[i] == total - 1 - row.cached_tokens and row.cached_tokens_all == row.cached_tokens
             assert row.service == pytest.approx(row.ended - row.admitted)
@@ -238,6 +260,20 @@ def check_run(work: Workload, how: dict[str, Any], result: RunResult, seen: Witn
         assert scheduler.pool.num_free >= scheduler.pool.usable - held
         if not scheduler.pins:
             assert scheduler.pool.num_free == scheduler.pool.usable
+        assert scheduler.tier is None or scheduler.tier.to_host_bytes == scheduler.tier.from_host_bytes == 0
+    if how["settings"].get("kv_offloading_size"):
+        check_transfers(how, result)
+
+
+def check_transfers(how: dict[str, Any], result: RunResult) -> None:
+    """Every copy takes at least its time on an idle link, and all of them no longer than one after the other."""
+    for _, copies in result.tables["transfers"].groupby(["replica", "direction"]):
+        alone = copies["bytes"] / (how["link"] * BLOCK_BYTES) + how["latency"]
+        assert (copies["seconds"] >= alone - 1e-9).all() and (copies["seconds"] <= alone.sum() + 1e-9).all()
+    moved = result.tables["transfers"].groupby("direction")["bytes"].sum()
+    assert moved.get("from_host", 0.0) == result.summary["bytes_from_host"]
+    assert moved.get("to_host", 0.0) == result.summary["bytes_to_host"]
+    assert result.summary["bytes_from_host"] >= result.requests["loaded_tokens"].sum() / 4 * BLOCK_BYTES
 
 
 def same(a: RunResult, b: RunResult) -> None:
@@ -249,12 +285,12 @@ def same(a: RunResult, b: RunResult) -> None:
     assert str(a.summary) == str(b.summary)
 
 
-def explore(examples: int) -> Counter[str]:
+def explore(examples: int, tier: bool = False) -> Counter[str]:
     """Run `examples` random cases and return what they met."""
     met: Counter[str] = Counter()
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(workloads(), deployments(), st.booleans())
+    @given(workloads(), deployments(tier=tier), st.booleans())
     def one(work: Workload, how: dict[str, Any], again: bool) -> None:
         seen = Witness()
         result = run(work, witness=seen, **how)
@@ -266,6 +302,7 @@ def explore(examples: int) -> Counter[str]:
         met["requests"] += len(work)
         met["hits"] += int((result.requests["cached_tokens"] > 0).sum())
         met["evictions"] += sum(s.pool.evictions for s in seen.schedulers)
+        met.update(tier_counts(seen))
         met.update(result.requests["status"].tolist())
         instants = pd.concat([result.requests["arrival"], result.requests["ended"]]).round(9)
         met["simultaneous"] += int(instants.duplicated().sum())
@@ -276,10 +313,19 @@ def explore(examples: int) -> Counter[str]:
 
 # Far below what is met; were a generator or a policy to lose its bite, this would say so.
 MINIMA = {
-    "requests": 1500, "finished": 800, "refused": 100, "cancelled": 150, "preemptions": 70, "yields": 100, "hits": 130,
+    "requests": 1500, "finished": 800, "refused": 100, "cancelled": 150, "preemptions": 70, "yields": 60, "hits": 130,
     "evictions": 2000, "chunks": 2500, "pins expired": 100, "pins consumed": 35, "pins room": 35, "pins program_ended": 60,
     "blocked while idle": 4, "simultaneous": 1000,
 }
+TIER_MINIMA = {
+    "loads": 120, "loads after hits": 20, "loads at once": 15, "loads of preempted": 20, "blocked loads": 400,
+    "ready and held back": 80, "stores": 500, "tier evictions": 700, "chunks not stored": 400,
+}
+
+
+def tier_counts(seen: Witness) -> dict[str, int]:
+    tiers = [scheduler.tier for scheduler in seen.schedulers if scheduler.tier is not None]
+    return {"tier evictions": sum(t.evictions for t in tiers), "chunks not stored": sum(t.not_stored for t in tiers)}
 
 
 def below(met: Counter[str], minima: dict[str, int]) -> dict[str, int]:
@@ -291,11 +337,22 @@ def test_invariants_hold_in_random_runs() -> None:
     assert below(met, MINIMA) == {}, dict(met)
 
 
+def test_invariants_hold_in_random_runs_with_a_host_tier() -> None:
+    met = explore(200, tier=True)
+    assert below(met, TIER_MINIMA) == {}, dict(met)
+
+
 @pytest.mark.study
 def test_invariants_hold_in_many_random_runs() -> None:
     met = explore(5000)
     minima = {name: 25 * least for name, least in MINIMA.items()} | {"ended while waiting": 30}
     assert below(met, minima) == {}, dict(met)
+
+
+@pytest.mark.study
+def test_invariants_hold_in_many_random_runs_with_a_host_tier() -> None:
+    met = explore(4000, tier=True)
+    assert below(met, {name: 10 * least for name, least in TIER_MINIMA.items()}) == {}, dict(met)
 
 
 def test_results_do_not_depend_on_the_order_in_which_python_hashes() -> None:

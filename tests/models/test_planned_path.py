@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_runs import Witness, run
-from test_invariants import below, deployments, same, workloads
+from test_invariants import below, deployments, same, tier_counts, workloads
 
 from simcore.traces.workload import Workload
 
@@ -42,12 +42,12 @@ def more(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def explore(examples: int) -> Counter[str]:
+def explore(examples: int, tier: bool = False) -> Counter[str]:
     """Run `examples` random cases on both paths and return what they met."""
     met: Counter[str] = Counter()
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(workloads(), deployments(planned=True), more())
+    @given(workloads(), deployments(planned=True, tier=tier), more())
     def one(work: Workload, how: dict[str, Any], extra: dict[str, Any]) -> None:
         seen = Witness()
         extra = dict(extra)
@@ -64,6 +64,7 @@ def explore(examples: int) -> Counter[str]:
         met["cut by a horizon"] += int((plain.requests["status"] == "unfinished").any())
         met["hits"] += int((plain.requests["cached_tokens"] > 0).sum())
         met["evictions"] += sum(s.pool.evictions for s in seen.schedulers)
+        met.update(tier_counts(seen))
         met["steps"] += plain.summary["steps"]
         met["planned steps"] += round(planned.speed["planned_share"] * plain.summary["steps"])
 
@@ -74,7 +75,12 @@ def explore(examples: int) -> Counter[str]:
 MINIMA = {
     "preemptions": 60, "yields": 60, "hits": 100, "evictions": 1500, "chunks": 1500, "pins expired": 60,
     "pins consumed": 20, "pins room": 20, "pins program_ended": 30, "blocked while idle": 2,
-    "blocked heads": 1000, "heads that lost hits": 20, "cut by a horizon": 50, "planned steps": 15000,
+    "blocked heads": 1000, "heads that lost hits": 20, "cut by a horizon": 50, "planned steps": 13000,
+}
+TIER_MINIMA = {
+    "loads": 50, "loads after hits": 10, "loads at once": 10, "loads of preempted": 4, "blocked loads": 60,
+    "ready and held back": 60, "stores": 500, "tier evictions": 500, "chunks not stored": 400, "blocked heads": 1000,
+    "cut by a horizon": 50, "planned steps": 6000,
 }
 
 
@@ -84,9 +90,22 @@ def test_both_paths_are_equal_in_random_runs() -> None:
     assert below(met, MINIMA) == {}, dict(met)
 
 
+def test_both_paths_are_equal_in_random_runs_with_a_host_tier() -> None:
+    met = explore(400, tier=True)
+    print(dict(met))
+    assert below(met, TIER_MINIMA) == {}, dict(met)
+
+
 @pytest.mark.study
 def test_both_paths_are_equal_in_many_random_runs() -> None:
     met = explore(5000)
     print(dict(met))
     minima = {name: 9 * least for name, least in MINIMA.items()}  # ten times the cases of the quick test
     assert below(met, minima) == {}, dict(met)
+
+
+@pytest.mark.study
+def test_both_paths_are_equal_in_many_random_runs_with_a_host_tier() -> None:
+    met = explore(4000, tier=True)
+    print(dict(met))
+    assert below(met, {name: 7 * least for name, least in TIER_MINIMA.items()}) == {}, dict(met)

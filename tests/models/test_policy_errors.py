@@ -45,7 +45,7 @@ ILLEGAL = {
         "retention": retention(at_turn_end=forever, review=lambda p, e: [Unpin(0), Unpin(0)])}),
     "extend into the past": (3.0, "Extend", {
         "retention": retention(at_turn_end=forever, review=lambda p, e: [Extend(0, e.now)])}),
-    "review swaps": (3.0, "no lower tier", {
+    "review swaps": (3.0, "allowed: Unpin, Extend", {
         "retention": retention(at_turn_end=forever, review=lambda p, e: [Swap("dram")])}),
     "room names a stranger": (2.0, "77", {
         "retention": retention(at_turn_end=forever, make_room=lambda r, p, e: [77])}),

@@ -51,14 +51,16 @@ class Played:
 
 
 def site(prefill: Callable[[int], float] = lambda tokens: 1e-3 * tokens, **more: Any) -> Any:
-    return SimpleNamespace(settings=EngineSettings(block_size=16, max_num_batched_tokens=1000), num_blocks=8000,
-                           prefill_seconds=lambda tokens, prefix=0: prefill(tokens), **more)
+    return SimpleNamespace(**{
+        "settings": EngineSettings(block_size=16, max_num_batched_tokens=1000), "num_blocks": 8000,
+        "prefill_seconds": lambda tokens, prefix=0: prefill(tokens), "reload_seconds": lambda tokens: None} | more)
 
 
 def turn(tokens: int = 1000, **fields: Any) -> Any:
     """An ended turn's view."""
     return SimpleNamespace(**{
-        "id": 0, "program": 0, "context_tokens": tokens, "is_last": None, "next_tool": "grep"} | fields)
+        "id": 0, "program": 0, "context_tokens": tokens, "lower_tier_tokens": 0, "is_last": None, "next_tool": "grep"}
+        | fields)
 
 
 def engine(now: float = 0.0, **fields: Any) -> Any:

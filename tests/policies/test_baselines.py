@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_systems import Played, after, engine, first, pin, room, site, tool_ran, turn, waited
 
-from simcore.models.decision_points import Extend, Pin, Release, Unpin
+from simcore.models.decision_points import Extend, Pin, Release, Swap, Unpin
 from simcore.models.facts import PinDropped
 from simcore.policies.admission.program_fcfs import ProgramFcfs
 from simcore.policies.retention.clairvoyant import Clairvoyant
@@ -154,7 +154,9 @@ def test_infercept_preserves_at_the_call_and_discards_when_waiting_wastes_more()
 def test_infercept_with_a_tier_lets_go_since_a_swap_that_does_not_block_wastes_nothing() -> None:
     tier = {"reload_seconds": lambda tokens: 1e-5 * tokens}
     busy = engine(10.0, running_tokens=3000)
-    assert started(Infercept(), **tier).at_turn_end(turn(2000), busy) == Release()
+    assert started(Infercept(), **tier).at_turn_end(turn(2000), busy) == Swap("host")
+    assert started(Infercept(), **tier).at_turn_end(turn(2000), engine()) == Swap("host")
+    assert started(Infercept(), **tier).at_turn_end(turn(2000, next_tool=None), busy) == Release()
     blocking = started(Infercept(swap_blocks=True), **tier)  # 2 * 0.02 * 3000 = 120 token-seconds: preserve for 0.06 s
     assert blocking.at_turn_end(turn(2000), busy) == Pin(inf)
     assert blocking.review([pin(0, since=10.0, tokens=2000)], engine(10.05, running_tokens=3000)) == []

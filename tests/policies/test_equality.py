@@ -94,7 +94,10 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
             "max_num_batched_tokens": draw(st.sampled_from([8, 64])),
             "scheduler_reserve_full_isl": draw(st.booleans()),
             "room_order": draw(st.sampled_from(["pins_first", "rows_first"])),
+            "kv_offloading_size": draw(st.sampled_from([None, None, 20.0, 200.0])),  # blocks
+            "kv_offloading_backend": draw(st.sampled_from(["native", "lmcache"])),
         },
+        "link": draw(st.sampled_from([1.0, 32.0])),
         "blocks": draw(st.sampled_from([14, 18, 24, 32, 60])), "replicas": draw(st.sampled_from([1, 1, 2])),
         "router": draw(st.sampled_from([RoundRobin, SessionAffinity])),
         "step_overhead": draw(st.sampled_from([0.0, 0.03])),
