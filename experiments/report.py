@@ -11,8 +11,10 @@ from rich.table import Table
 from simcore.experiments.compare import Comparison
 from simcore.experiments.statistics import Difference
 from simcore.experiments.study import Study
+from simcore.models.gpu import load_gpu
 from simcore.models.kv_capacity import KvCapacity
 from simcore.models.metrics import STATISTICS
+from simcore.models.serving import Deployment
 from simcore.models.steady import RULE
 
 _SPREADS = [
@@ -111,6 +113,11 @@ def assumptions(study: Study, capacity: KvCapacity, notes: Sequence[str]) -> lis
         pool += (f", estimated; -20% is num_gpu_blocks {low:,}, +20% {high:,}: see whether the result holds with "
                  f"--vary engine.num_gpu_blocks={low},{high}")
     lines.append(pool)
+    if study.engine.kv_offloading_size:
+        bandwidth = (load_gpu(study.cluster.gpu).host_bandwidth or 0.0) * study.cluster.tensor_parallel_size
+        lines.append(
+            f"host memory: {study.engine.kv_offloading_size:g} GiB a replica, {study.engine.kv_offloading_backend}; link "
+            f"{bandwidth / 1e9:g} GB/s each way (models/gpus says from where), {Deployment.host_latency * 1e6:g} us a copy")
     listed = ", ".join(f"{key.split('.')[-1]} {value:g}" for key, value in study.cost_model.listed().items())
     lines.append(f"step times: roofline, assumed and fitted to nothing: {listed}")
     lines.append(f"assumed by the study: SLO {study.limits} (ms); "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from simcore.models.request import Request
 
@@ -20,6 +21,7 @@ class StartLoad:
     """An effect: copy these chunks of the host tier to the request's blocks, which then hold `tokens` tokens more. `bytes`:
     of whole chunks, all ranks together."""
 
+    link: ClassVar[Literal["from_host"]] = "from_host"
     request: Request
     chunks: Sequence[int]
     tokens: int
@@ -30,6 +32,7 @@ class StartLoad:
 class StartStore:
     """An effect: copy these chunks of an ended turn to the host tier."""
 
+    link: ClassVar[Literal["to_host"]] = "to_host"
     request: Request
     chunks: Sequence[int]
     bytes: float

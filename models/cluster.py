@@ -37,13 +37,13 @@ class Cluster:
 
     def __init__(
         self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder,
-        *, block_size: int, tools: Tools, request_type: type[Request] = Request, shared: Shared | None = None,
+        *, block_size: int, tools: Tools | None = None, request_type: type[Request] = Request, shared: Shared | None = None,
         log: Callable[[tuple], None] | None = None, progress: Callable[[float], None] | None = None,
     ) -> None:
         self.sim = sim
         self.workload = workload
         self.replicas = replicas
-        self.tools = tools
+        self.tools = tools or Tools(sim, None, workload.tools)
         self.router = router
         self.live: dict[int, Request] = {}  # requests that have arrived and not ended
         self.ended = 0

@@ -122,8 +122,8 @@ class Room:
 class Retention(Policy):
     """What happens to the KV of a turn that has ended. One instance per replica.
 
-    `room_when`: when `make_room` is asked for a waiting head that lacks blocks: "blocked", at every step at which it does; or
-    "idle", only where nothing runs (a policy that would answer nothing else says so: the engine need not stop to ask).
+    `room_when`: when `make_room` is asked for a waiting head that lacks blocks: "blocked", at every step at which it does;
+    or "idle", only where nothing runs (a policy that would answer nothing else says so: the engine need not stop to ask).
     """
 
     room_when: Literal["blocked", "idle"] = "blocked"

@@ -22,25 +22,22 @@ class HostLinks:
     """One link each way, of `bandwidth` bytes/s (all ranks together). Copies of one direction share it."""
 
     def __init__(self, network: Network, replica: int, bandwidth: float, latency: float, table: Table) -> None:
-        self.to_host = Link(f"replica {replica} to host", bandwidth, latency)
-        self.from_host = Link(f"replica {replica} from host", bandwidth, latency)
-        self.bytes_to_host = self.bytes_from_host = 0.0  # of the copies that have ended
+        self.links = {
+            "to_host": Link(f"replica {replica} to host", bandwidth, latency),
+            "from_host": Link(f"replica {replica} from host", bandwidth, latency),
+        }
+        self.bytes = dict.fromkeys(self.links, 0.0)  # of the copies that have ended
         self._network = network
         self._replica = replica
         self._table = table
 
     def start(self, copy: StartLoad | StartStore, done: Callable[[StartLoad | StartStore, float], None]) -> None:
         """Begin a copy now; `done(copy, seconds)` is called when its last byte has arrived."""
-        link = self.from_host if type(copy) is StartLoad else self.to_host
 
         def ended(flow: Flow) -> None:
             seconds = flow.ended - flow.started
-            if link is self.from_host:
-                self.bytes_from_host += flow.bytes
-            else:
-                self.bytes_to_host += flow.bytes
-            direction = "from_host" if link is self.from_host else "to_host"
-            self._table.append((flow.ended, self._replica, direction, copy.request.id, flow.bytes, seconds))
+            self.bytes[copy.link] += flow.bytes
+            self._table.append((flow.ended, self._replica, copy.link, copy.request.id, flow.bytes, seconds))
             done(copy, seconds)
 
-        self._network.start(Flow(copy.bytes, (link,)), ended)
+        self._network.start(Flow(copy.bytes, (self.links[copy.link],)), ended)

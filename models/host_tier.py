@@ -115,7 +115,7 @@ class HostTier:
         if lacking <= 0:
             return count
         keep = set(keep)
-        victims = []
+        victims: list[int] = []
         for name in self._readable:
             if len(victims) == lacking:
                 break

@@ -87,17 +87,17 @@ def gaps_and_rates(
     for i, runs in token_steps.items():
         runs_of[served_by[i]].append(runs)
     seconds, counts = [np.zeros(0)], [np.zeros(0, dtype=np.int32)]
-    for ends, runs in zip(step_ends, runs_of, strict=True):
-        if not runs:
+    for ends, served in zip(step_ends, runs_of, strict=True):
+        if not served:
             continue
-        tokens, within = _per_step(runs, len(ends))
+        tokens, within = _per_step(served, len(ends))
         for k in range(0, len(ends), _PORTION):
             part = slice(k, k + _PORTION)
             delivered = np.flatnonzero(tokens[part])
             second = (ends[part][delivered] - start).astype(np.int64)
             rates += np.bincount(second, tokens[part][delivered], minlength=len(rates)).astype(np.int64)
         again = np.flatnonzero(within)
-        breaks = [(r[k] - 1, r[k + 1]) for r in runs if len(r) > 2 for k in range(1, len(r) - 1, 2)]
+        breaks = [(r[k] - 1, r[k + 1]) for r in served if len(r) > 2 for k in range(1, len(r) - 1, 2)]
         before, after = np.array(breaks, dtype=np.int64).reshape(-1, 2).T
         seconds += [ends[again] - ends[again - 1], ends[after] - ends[before]]
         counts += [within[again], np.ones(len(breaks), dtype=np.int32)]

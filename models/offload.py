@@ -85,8 +85,7 @@ class Offload(PolicyDesk):
         else:
             tier.stored(copy.chunks)
         if self._hears_flows:
-            link = "from_host" if isinstance(copy, StartLoad) else "to_host"
-            self._tell(FlowEnded(now, self._replica, link, copy.bytes, seconds))
+            self._tell(FlowEnded(now, self._replica, copy.link, copy.bytes, seconds))
 
     def _loaded(self, request: Request, tokens: int, seconds: float) -> None:
         assert self.tier is not None

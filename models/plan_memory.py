@@ -90,13 +90,13 @@ def _carve_floats(m):
 @numba.njit(cache=True)
 def int_parts(memory):
     """(rows, order, settings, engine, features, out, samples, blocks, table, counters, row_blocks, row_keys)."""
-    return _carve_ints(_borrowed(memory))
+    return _carve_ints(_borrowed(memory))  # type: ignore[call-arg]
 
 
 @numba.njit(cache=True)
 def float_parts(memory):
     """(clock, plan_ends, plan_device, sample_times, x, seconds, tables)."""
-    return _carve_floats(_borrowed(memory))
+    return _carve_floats(_borrowed(memory))  # type: ignore[call-arg]
 
 
 class IntMemory:

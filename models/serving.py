@@ -280,8 +280,8 @@ def _offload_summary(requests: pd.DataFrame, replicas: Sequence[Replica]) -> dic
         return {}
     return {
         "host_hit_rate": host_hit_rate(requests),
-        "bytes_to_host": sum(links.bytes_to_host for _, links in used),
-        "bytes_from_host": sum(links.bytes_from_host for _, links in used),
+        "bytes_to_host": sum(links.bytes["to_host"] for _, links in used),
+        "bytes_from_host": sum(links.bytes["from_host"] for _, links in used),
         "host_evictions": sum(tier.evictions for tier, _ in used),
         "host_chunks_not_stored": sum(tier.not_stored for tier, _ in used),
     }

@@ -19,7 +19,8 @@ def forget_stale(folder: Path, sources: Sequence[str]) -> None:
     stems = {Path(name).stem for name in sources}
     try:
         stamp = sha256(b"\0".join((folder / name).read_bytes() for name in sources)).hexdigest()
-        for place in [Path(numba.config.CACHE_DIR)] if numba.config.CACHE_DIR else [folder / "__pycache__"]:
+        elsewhere = getattr(numba.config, "CACHE_DIR", "")
+        for place in [Path(elsewhere)] if elsewhere else [folder / "__pycache__"]:
             note = place / f"{folder.name}.kernels"
             if note.exists() and note.read_text(encoding="ascii") == stamp:
                 continue

@@ -17,7 +17,7 @@ class PinnedFirst(Admission):
 
     def __init__(self) -> None:
         self._waiters: dict[int, dict[int, None]] = {}  # program -> ids of its waiting turns, in the order they came
-        self._consumed: int | None = None  # a program whose pin was consumed by a turn that has not been named yet
+        self._consumed: set[int] = set()  # programs whose pin was consumed by a turn that has not been named yet
 
     def key(self, turn: Turn, now: float) -> tuple:
         return (not turn.preempted, not turn.pinned, turn.program_arrival)
@@ -34,12 +34,13 @@ class PinnedFirst(Admission):
 
     def rekey(self, fact: Fact) -> Iterable[int]:
         # That a pin was consumed is told before the turn that consumed it is known to have left the queue: the fact that
-        # says so comes next, and only then can the program's other turns be named.
+        # says so comes later (after the loading of what is in host memory, if any), and only then can the program's other
+        # turns be named.
         if isinstance(fact, PinDropped):
             if fact.cause != "consumed":
                 return tuple(self._waiters.get(fact.program, ()))
-            self._consumed = fact.program
-        elif isinstance(fact, (Admitted, TurnEnded)) and fact.program == self._consumed:
-            self._consumed = None
+            self._consumed.add(fact.program)
+        elif isinstance(fact, (Admitted, TurnEnded)) and fact.program in self._consumed:
+            self._consumed.discard(fact.program)
             return tuple(self._waiters.get(fact.program, ()))
         return ()
