@@ -214,11 +214,12 @@ def map_sweep(folder: Path, x: str, y: str, metric: str, json: Path | None) -> N
     put_whole(folder / "map.png", lambda place: draw_map(place, f"best {metric}", x, y, field, cells))
     console = _console(json)
     table = Table(title=f"Best {metric} over {x} and {y}", title_justify="left")
-    for heading in (x, y, "best", field, "runner-up", "lead (%)", "certain"):
+    for heading in (x, y, "best", field, "better than the first (%)", "than the runner-up (%)", "bound (oracle)"):
         table.add_column(heading)
     for cell in cells:
-        table.add_row(str(cell.x), str(cell.y), cell.winner, number(cell.value), cell.runner_up, number(cell.lead),
-                      "yes" if cell.sure else f"no ({cell.seeds} seeds)")
+        certain = ["" if known else " (not certain)" for known in (cell.gains, cell.sure)]
+        table.add_row(number(cell.x), number(cell.y), cell.winner, number(cell.value), f"{number(cell.gain)}{certain[0]}",
+                      f"{number(cell.lead)}{certain[1]}: {cell.runner_up}", number(cell.bound))
     console.print(table)
     console.print(f"Written to {folder / 'map.png'}", highlight=False)
     _write_json(json, [asdict(cell) for cell in cells])

@@ -11,10 +11,16 @@ from simcore.experiments.study import Study
 def main() -> None:
     workload = {"generate": {"requests": 60, "rate": 50, "input_tokens": 300, "output_tokens": 40,
                              "prefix_groups": 2, "prefix_tokens": 64}}
-    for blocks, routing in ((20_000, "prefix-aware"), (90, "round-robin")):  # the small pool preempts
+    agents = {"generate": {"kind": "agents", "name": "bfcl", "programs": 6}, "start": {"rate": 1}}
+    small = {"num_gpu_blocks": 90, "max_model_len": 1024}
+    for work, engine, policies in (
+        (workload, {"num_gpu_blocks": 20_000, "max_model_len": 1024}, {"replica_routing": "prefix-aware"}),
+        (workload, small, {}),  # the small pool preempts
+        (workload, small | {"kv_offloading_size": 0.1}, {}),
+        (agents, {"num_gpu_blocks": 9_000}, {"retention": "continuum"}),  # pins
+    ):
         play(Job(Study.model_validate({
-            "workload": workload, "model": "llama-3.1-8b", "engine": {"num_gpu_blocks": blocks, "max_model_len": 1024},
-            "policies": {"replica_routing": routing},
+            "workload": work, "model": "llama-3.1-8b", "engine": engine, "policies": policies,
         }), Path.cwd(), 1))
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Cell:
     """One place of the map. `value`: the winner's mean over the seeds; `lead`: by how much the runner-up is worse (% of the
-    runner-up's value); `sure`: the winner is better than every other with 95% confidence (paired by seed, Bonferroni)."""
+    runner-up's value); `sure`: the winner is better than every other with 95% confidence (paired by seed, Bonferroni);
+    `gain`, `gains`: the same against the baseline alone, the sweep's first contestant; `bound`: the best that a policy which
+    knows the future reaches, which does not compete (None = there is none)."""
 
     x: Any
     y: Any
@@ -29,6 +31,9 @@ class Cell:
     runner_up: str
     lead: float
     sure: bool
+    gain: float
+    gains: bool
+    bound: float | None
     seeds: int
 
 
@@ -38,7 +43,8 @@ def read_map(folder: Path, x: str, y: str, metric: str) -> tuple[list[Cell], str
     import pandas as pd
 
     try:
-        axes = list(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["axes"])
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        axes, oracles = list(summary["axes"]), set(summary["oracles"])
         frame = pd.read_csv(folder / "sweep.csv", keep_default_na=False, na_values=[""])
     except (OSError, ValueError, KeyError) as error:
         why = f"not the folder of a finished sweep: {error}"
@@ -54,31 +60,54 @@ def read_map(folder: Path, x: str, y: str, metric: str) -> tuple[list[Cell], str
     if not contestants:
         raise ConfigError("--x, --y", found=f"{x}, {y}", why="no axis is left to compare",
                           allowed="two of at least three axes")
-    return _cells(frame, x, y, contestants, field, known[metric].less_is_better), field
+    chosen = frame[[x, y, "seed", field]].copy()
+    chosen["oracle"] = frame["arm"].isin(oracles)
+    chosen["contestant"] = frame[contestants].astype(str).agg(", ".join, axis=1)
+    return _cells(chosen, x, y, field, known[metric].less_is_better), field
 
 
-def _cells(frame: pd.DataFrame, x: str, y: str, contestants: list[str], field: str, less: bool) -> list[Cell]:
-    frame = frame.fillna({x: 0, y: 0})  # nothing of it, such as no host memory
-    named = frame[contestants].astype(str).agg(", ".join, axis=1)
+def _cells(frame: pd.DataFrame, x: str, y: str, field: str, less: bool) -> list[Cell]:
+    frame = frame.assign(**{axis: [_number(value) for value in frame[axis]] for axis in (x, y)})
     cells = []
-    for (at_x, at_y), part in frame.assign(contestant=named).groupby([x, y], sort=True):
+    for (at_x, at_y), part in frame.groupby([x, y], sort=True):
         table = part.pivot_table(index="seed", columns="contestant", values=field, aggfunc="first", sort=False)
         table = table.dropna(axis=1)  # who has no value under some seed does not compete
+        bounds = table[[name for name in table if part.loc[part["contestant"] == name, "oracle"].all()]]
+        table = table.drop(columns=bounds.columns)
         if table.shape[1]:
-            cells.append(_cell(at_x, at_y, table, less))
+            reached = bounds.mean()
+            bound = float(reached.min() if less else reached.max()) if len(reached) else None
+            cells.append(_cell(at_x, at_y, table, less, bound))
     return cells
 
 
-def _cell(x: Any, y: Any, table: pd.DataFrame, less: bool) -> Cell:
-    """`table`: one row a seed, one column a contestant."""
+def _number(value: Any) -> Any:
+    """A value of an axis, so that they sort: nothing of it, such as no host memory, is 0."""
+    if value in ("None", "") or value != value:
+        return 0
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _cell(x: Any, y: Any, table: pd.DataFrame, less: bool, bound: float | None = None) -> Cell:
+    """`table`: one row a seed, one column a contestant, the baseline first."""
     means = table.mean().sort_values(ascending=less, kind="stable")
     winner, others = str(means.index[0]), [str(name) for name in means.index[1:]]
-    sure = len(table) > 1 and bool(others) and all(
-        _clear((table[name] - table[winner]).to_numpy() * (1 if less else -1), len(others)) for name in others)
+    baseline = str(table.columns[0])
+
+    def beats(name: str, comparisons: int) -> bool:
+        return len(table) > 1 and _clear((table[name] - table[winner]).to_numpy() * (1 if less else -1), comparisons)
+
+    def by(name: str) -> float:
+        return 100 * abs(float(means[name]) - best) / abs(float(means[name])) if means[name] else 0.0
+
     best = float(means.iloc[0])
-    second = float(means.iloc[1]) if others else best
-    lead = 100 * abs(second - best) / abs(second) if second else 0.0
-    return Cell(x, y, winner, best, others[0] if others else "", lead, sure, len(table))
+    return Cell(
+        x, y, winner, best, others[0] if others else "", by(others[0]) if others else 0.0,
+        bool(others) and all(beats(name, len(others)) for name in others), by(baseline),
+        winner != baseline and beats(baseline, 1), bound, len(table))
 
 
 def _clear(worse_by: np.ndarray, comparisons: int) -> bool:
@@ -91,8 +120,8 @@ def _clear(worse_by: np.ndarray, comparisons: int) -> bool:
 
 
 def draw_map(path: Path, title: str, x: str, y: str, field: str, cells: list[Cell]) -> None:
-    """Write a PNG: a square a cell in its winner's colour; pale where the lead is not certain. In it the winner's value (s
-    for times) and its lead over the runner-up."""
+    """Write a PNG: a square a cell in its winner's colour; full where it is certainly better than everyone, half where than
+    the baseline, pale where not even that. In it the winner's value (s for times), its gain over the baseline, the bound."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -103,18 +132,21 @@ def draw_map(path: Path, title: str, x: str, y: str, field: str, cells: list[Cel
     winners = sorted({cell.winner for cell in cells})
     colours = {name: f"C{k}" for k, name in enumerate(winners)}
     scale, unit = (1e-3, " s") if field.endswith("_ms") else (1.0, "")
-    figure, axis = plt.subplots(figsize=(2.5 + 1.6 * len(xs), 1.9 + 0.95 * len(ys)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(3 + 1.9 * len(xs), 2 + 1.05 * len(ys)), layout="constrained")
     for cell in cells:
         at = xs.index(cell.x), ys.index(cell.y)
+        strength = 0.85 if cell.sure else 0.5 if cell.gains else 0.18
         axis.add_patch(Rectangle((at[0] - 0.5, at[1] - 0.5), 1, 1, facecolor=colours[cell.winner], edgecolor="white",
-                                 alpha=0.75 if cell.sure else 0.25))
-        lead = f"\n-{cell.lead:.0f}%" if cell.runner_up else ""
-        axis.text(*at, f"{cell.value * scale:,.4g}{unit}{lead}", ha="center", va="center", fontsize=8)
+                                 alpha=strength))
+        bound = "" if cell.bound is None else f"\nbound {cell.bound * scale:,.4g}{unit}"
+        axis.text(*at, f"{cell.value * scale:,.4g}{unit}\n{cell.gain:.0f}% over baseline{bound}", ha="center", va="center",
+                  fontsize=8)
     axis.set(title=title, xlabel=x, ylabel=y, xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
-    axis.set_xticks(range(len(xs)), [str(value) for value in xs])
-    axis.set_yticks(range(len(ys)), [str(value) for value in ys])
-    shown = [Patch(facecolor=colours[name], alpha=0.75, label=name) for name in winners]
-    axis.legend(handles=[*shown, Patch(facecolor="grey", alpha=0.25, label="pale: lead not certain")], fontsize=8,
-                loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=min(3, len(shown) + 1))
+    axis.set_xticks(range(len(xs)), [f"{value:g}" if isinstance(value, float | int) else str(value) for value in xs])
+    axis.set_yticks(range(len(ys)), [f"{value:g}" if isinstance(value, float | int) else str(value) for value in ys])
+    shown = [Patch(facecolor=colours[name], alpha=0.85, label=name) for name in winners]
+    words = ((0.85, "better than all, 95%"), (0.5, "better than the baseline, 95%"), (0.18, "not certain"))
+    shown += [Patch(facecolor="grey", alpha=alpha, label=word) for alpha, word in words]
+    axis.legend(handles=shown, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
