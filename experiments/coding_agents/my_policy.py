@@ -8,8 +8,8 @@ from simcore.models.views import Engine, Pinned, Turn
 
 
 class ToolThenPerson(Admission, Retention):
-    """Programs in order of arrival. After a tool call the KV is pinned for a while, after anything else it is released: tools
-    return within seconds, people do not. The programs that came last lose their pins first, and only where nothing runs."""
+    """Programs in order of arrival. After a tool call the KV is pinned for a while, after anything else it is released:
+    tools return within seconds, people do not. The programs that came last lose their pins first, where nothing runs."""
 
     room_when = "idle"
 
