@@ -30,6 +30,7 @@ import simcore
 from simcore.errors import ConfigError, SimcoreError
 from simcore.experiments import peers
 from simcore.experiments.output import write_run
+from simcore.experiments.pages import fill_page, read_page
 from simcore.experiments.report import number
 from simcore.experiments.run import build_deployment, build_policies
 from simcore.experiments.study import Study
@@ -54,7 +55,6 @@ PARTS = ("requests_per_cpu_second", "with_tables", "with_python_policies")  # ke
 _W4_TOKENS = 16_384 * 512
 _W4_BUDGET = 8_192
 SimPath = Literal["planned", "step-by-step"]
-BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"  # of the table in docs/speed.md
 
 
 # --- the workloads --------------------------------------------------------------------------------------------------
@@ -288,9 +288,7 @@ def run_bench(
     chosen = [find(name.strip()) for name in workloads.split(",")]
     if dynosim is not None and not dynosim.is_file():
         raise ConfigError("--dynosim", found=str(dynosim), allowed="the path of a Python that has ai-dynamo")
-    before = page.read_text(encoding="utf-8") if page else ""
-    if page and not (BEGIN in before and END in before):
-        raise ConfigError("--page", found=str(page), allowed=f"a file with the lines {BEGIN} and {END}")
+    before = read_page(page, "bench") if page else ""
     console = Console(stderr=str(json) == "-", width=None if sys.stdout.isatty() else 140)
     if export:
         for bench in (b for b in chosen if not b.agents):
@@ -308,7 +306,7 @@ def run_bench(
         results["peers"] = beside
     console.print(terminal(results, beside))
     if page:
-        write_whole(page, between_marks(before, markdown(results, beside)))
+        fill_page(page, "bench", before, markdown(results, beside))
     if str(json) == "-":
         print(to_json(results), end="")
     elif json is not None:
@@ -354,12 +352,6 @@ def markdown(results: dict[str, Any], beside: dict[str, dict[str, float]]) -> st
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     paths = {r["path"] for name, r in results.items() if name not in ("machine", "peers")}
     return f"{_machine_line(results['machine'])}; {', '.join(sorted(paths))} path.\n\n{body}\n"
-
-
-def between_marks(page: str, text: str) -> str:
-    """The page with `text` between its two marks."""
-    before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{text}{END}{rest.split(END, 1)[1]}"
 
 
 def _machine_line(m: dict[str, Any]) -> str:

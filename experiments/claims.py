@@ -282,6 +282,27 @@ def _print_claim(console: Console, item: Shown) -> None:
         line(f"  {kind}: {what}", "dim")
 
 
+def markdown(shown_: Sequence[Shown]) -> str:
+    """The table of verdicts and, below it, what stands behind each, for a page of the docs."""
+    lines = ["| | claim | published | found | grade | nulls | readings | +-20% | verdict | counts |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for item in shown_:
+        c, j = item.claim, item.judged
+        if j is None:
+            cells = ["", c.grade, "", "", "", item.verdict, ""]
+        else:
+            nulls = "; ".join(f"{n.name}: {shown(n.value)}{' (in the band)' if n.in_band else ''}" for n in j.nulls)
+            counts = ("yes" if j.counts else "no") if j.holds else ""
+            shares = [_share(j.share(free)) for free in (False, True)]
+            cells = [str(j.found), c.grade, nulls, *shares, f"**{item.verdict}**", counts]
+        lines.append(f"| {c.key} | {' | '.join([c.text, c.published, *cells]).replace('<', '&lt;')} |")
+    lines.append("")
+    for item in shown_:
+        why = (item.judged.why if item.judged else item.why_not).replace("<", "&lt;")
+        lines.append(f"- **{item.claim.key}** agrees if {item.claim.band.replace('<', '&lt;')}. {why[:1].upper()}{why[1:]}.")
+    return "\n".join(lines) + "\n"
+
+
 def _share(held: tuple[int, int]) -> str:
     return f"{held[0]}/{held[1]}" if held[1] else "-"
 

@@ -76,11 +76,12 @@ def reproduce(
     claims: Annotated[Optional[str], typer.Option(help="--claims b,c [default: all]")] = None,  # noqa: UP045
     json: Json = None,
     processes: Annotated[Optional[int], typer.Option(min=1, help="[default: one a core]")] = None,  # noqa: UP045
+    page: Annotated[Optional[Path], typer.Option(help="Put the verdicts between the marks of this page.")] = None,  # noqa: UP045
 ) -> None:
     """Run the claims of a paper and say which hold, beside their nulls and over their readings."""
     from simcore.experiments.commands import reproduce_paper
 
-    reproduce_paper(paper, figure, csv, claims, json, processes)
+    reproduce_paper(paper, figure, csv, claims, json, processes, page)
 
 
 @app.command("map")

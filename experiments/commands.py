@@ -214,12 +214,12 @@ def map_sweep(folder: Path, x: str, y: str, metric: str, json: Path | None) -> N
     put_whole(folder / "map.png", lambda place: draw_map(place, f"best {metric}", x, y, field, cells))
     console = _console(json)
     table = Table(title=f"Best {metric} over {x} and {y}", title_justify="left")
-    for heading in (x, y, "best", field, "better than the first (%)", "than the runner-up (%)", "bound (oracle)"):
+    for heading in (x, y, "best", field, "better than the first (%)", "than the runner-up (%)", "best oracle"):
         table.add_column(heading)
     for cell in cells:
         certain = ["" if known else " (not certain)" for known in (cell.gains, cell.sure)]
         table.add_row(number(cell.x), number(cell.y), cell.winner, number(cell.value), f"{number(cell.gain)}{certain[0]}",
-                      f"{number(cell.lead)}{certain[1]}: {cell.runner_up}", number(cell.bound))
+                      f"{number(cell.lead)}{certain[1]}: {cell.runner_up}", number(cell.oracle))
     console.print(table)
     console.print(f"Written to {folder / 'map.png'}", highlight=False)
     _write_json(json, [asdict(cell) for cell in cells])
@@ -246,19 +246,24 @@ def list_policies(kind: str | None, json: Path | None) -> None:
 
 
 def reproduce_paper(
-    paper: str, figure: int | None, csv: Path | None, claims: str | None, json: Path | None, processes: int | None
+    paper: str, figure: int | None, csv: Path | None, claims: str | None, json: Path | None, processes: int | None,
+    page: Path | None,
 ) -> None:
     from simcore.experiments import reproduce
-    from simcore.experiments.claims import print_claims
+    from simcore.experiments.claims import markdown, print_claims
+    from simcore.experiments.pages import fill_page, read_page
 
     if figure is not None and claims is not None:
         raise ConfigError("--claims", found=claims, allowed="either --figure or --claims")
     if csv is not None and figure is None:
         raise ConfigError("--csv", found=str(csv), allowed="together with --figure")
+    if page is not None and figure is not None:
+        raise ConfigError("--page", found=str(page), allowed="without --figure: it takes the table of claims")
     known, figures = reproduce.load_paper(paper)
     chosen = reproduce.choose(known, claims)
     shown = reproduce.figure_of(figures, figure) if figure is not None else None
     runs = list(shown.runs()) if shown else reproduce.needed(chosen)
+    before = read_page(page, paper) if page else ""
     console = _console(json)
     processes = min(reproduce.default_processes(processes), max(1, len(runs)))
     console.print(f"{len(dict.fromkeys(runs))} runs on {processes} process{'es' if processes > 1 else ''}", highlight=False)
@@ -266,6 +271,8 @@ def reproduce_paper(
     if shown is None:
         verdicts = reproduce.judge(chosen, results)
         print_claims(console, paper, verdicts)
+        if page is not None:
+            fill_page(page, paper, before, markdown(verdicts))
         _write_json(json, reproduce.as_json(paper, verdicts))
         return
     failed = [said for said in results.values() if isinstance(said, str)]

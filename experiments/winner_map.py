@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Cell:
     """One place of the map. `value`: the winner's mean over the seeds; `lead`: by how much the runner-up is worse (% of the
     runner-up's value); `sure`: the winner is better than every other with 95% confidence (paired by seed, Bonferroni);
-    `gain`, `gains`: the same against the baseline alone, the sweep's first contestant; `bound`: the best that a policy which
-    knows the future reaches, which does not compete (None = there is none)."""
+    `gain`, `gains`: the same against the baseline alone, the sweep's first contestant; `oracle`: what a policy
+    that knows the future reaches at best, which does not compete (None = there is none)."""
 
     x: Any
     y: Any
@@ -33,7 +33,7 @@ class Cell:
     sure: bool
     gain: float
     gains: bool
-    bound: float | None
+    oracle: float | None
     seeds: int
 
 
@@ -72,12 +72,12 @@ def _cells(frame: pd.DataFrame, x: str, y: str, field: str, less: bool) -> list[
     for (at_x, at_y), part in frame.groupby([x, y], sort=True):
         table = part.pivot_table(index="seed", columns="contestant", values=field, aggfunc="first", sort=False)
         table = table.dropna(axis=1)  # who has no value under some seed does not compete
-        bounds = table[[name for name in table if part.loc[part["contestant"] == name, "oracle"].all()]]
-        table = table.drop(columns=bounds.columns)
+        oracles = table[[name for name in table if part.loc[part["contestant"] == name, "oracle"].all()]]
+        table = table.drop(columns=oracles.columns)
         if table.shape[1]:
-            reached = bounds.mean()
-            bound = float(reached.min() if less else reached.max()) if len(reached) else None
-            cells.append(_cell(at_x, at_y, table, less, bound))
+            reached = oracles.mean()
+            oracle = float(reached.min() if less else reached.max()) if len(reached) else None
+            cells.append(_cell(at_x, at_y, table, less, oracle))
     return cells
 
 
@@ -91,7 +91,7 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _cell(x: Any, y: Any, table: pd.DataFrame, less: bool, bound: float | None = None) -> Cell:
+def _cell(x: Any, y: Any, table: pd.DataFrame, less: bool, oracle: float | None = None) -> Cell:
     """`table`: one row a seed, one column a contestant, the baseline first."""
     means = table.mean().sort_values(ascending=less, kind="stable")
     winner, others = str(means.index[0]), [str(name) for name in means.index[1:]]
@@ -107,7 +107,7 @@ def _cell(x: Any, y: Any, table: pd.DataFrame, less: bool, bound: float | None =
     return Cell(
         x, y, winner, best, others[0] if others else "", by(others[0]) if others else 0.0,
         bool(others) and all(beats(name, len(others)) for name in others), by(baseline),
-        winner != baseline and beats(baseline, 1), bound, len(table))
+        winner != baseline and beats(baseline, 1), oracle, len(table))
 
 
 def _clear(worse_by: np.ndarray, comparisons: int) -> bool:
@@ -120,8 +120,8 @@ def _clear(worse_by: np.ndarray, comparisons: int) -> bool:
 
 
 def draw_map(path: Path, title: str, x: str, y: str, field: str, cells: list[Cell]) -> None:
-    """Write a PNG: a square a cell in its winner's colour; full where it is certainly better than everyone, half where than
-    the baseline, pale where not even that. In it the winner's value (s for times), its gain over the baseline, the bound."""
+    """Write a PNG: a square a cell in its winner's colour; full where it is certainly better than everyone, half where
+    than the baseline, pale where not even that. In it the winner's value (s for times), its gain over the baseline, an oracle's."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -138,8 +138,8 @@ def draw_map(path: Path, title: str, x: str, y: str, field: str, cells: list[Cel
         strength = 0.85 if cell.sure else 0.5 if cell.gains else 0.18
         axis.add_patch(Rectangle((at[0] - 0.5, at[1] - 0.5), 1, 1, facecolor=colours[cell.winner], edgecolor="white",
                                  alpha=strength))
-        bound = "" if cell.bound is None else f"\nbound {cell.bound * scale:,.4g}{unit}"
-        axis.text(*at, f"{cell.value * scale:,.4g}{unit}\n{cell.gain:.0f}% over baseline{bound}", ha="center", va="center",
+        oracle = "" if cell.oracle is None else f"\nbound {cell.oracle * scale:,.4g}{unit}"
+        axis.text(*at, f"{cell.value * scale:,.4g}{unit}\n{cell.gain:.0f}% over baseline{oracle}", ha="center", va="center",
                   fontsize=8)
     axis.set(title=title, xlabel=x, ylabel=y, xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
     axis.set_xticks(range(len(xs)), [f"{value:g}" if isinstance(value, float | int) else str(value) for value in xs])

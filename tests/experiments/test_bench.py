@@ -13,6 +13,7 @@ import pytest
 
 from simcore.errors import ConfigError, SimcoreError
 from simcore.experiments import bench, cli, peers
+from simcore.experiments.pages import marks
 from simcore.experiments.run import build_deployment, build_policies
 from simcore.models.serving import serve
 from simcore.traces.read import read
@@ -128,7 +129,8 @@ def test_the_peer_gets_our_settings(tmp_path):
 
 def test_the_command_writes_every_key(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "page.md").write_text(f"Before.\n\n{bench.BEGIN}\nold\n{bench.END}\n\nAfter.\n")
+    begin, end = marks("bench")
+    (tmp_path / "page.md").write_text(f"Before.\n\n{begin}\nold\n{end}\n\nAfter.\n")
     with pytest.raises(SystemExit) as caught:
         cli.main(["bench", "--workloads", "W1-100-8", "--repeat", "1", "--json", "out.json", "--export", "files",
                   "--page", "page.md"])
@@ -145,7 +147,7 @@ def test_the_command_writes_every_key(tmp_path, monkeypatch, capsys):
     assert "dynamo.replay files/W1-100-8.jsonl" in printed and "simcore bench | simcore" in printed
     assert {path.name for path in (tmp_path / "files").iterdir()} == {"W1-100-8.jsonl", "W1-100-8.vidur.csv"}
     page = (tmp_path / "page.md").read_text()
-    assert page.startswith(f"Before.\n\n{bench.BEGIN}\nsimcore ") and page.endswith(f"|\n{bench.END}\n\nAfter.\n")
+    assert page.startswith(f"Before.\n\n{begin}\nsimcore ") and page.endswith(f"|\n{end}\n\nAfter.\n")
     assert "| W1-100-8 |" in page and "old" not in page
 
 

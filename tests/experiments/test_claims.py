@@ -23,6 +23,7 @@ from simcore.experiments.claims import (
     Run,
     Shown,
     estimate,
+    markdown,
     print_claims,
     ratio,
     run_of,
@@ -152,6 +153,22 @@ def test_the_command_prints_verdicts_and_writes_json(paper, tmp_path, capsys):
     assert written["paper"] == "demo" and written["claims"][0]["found"] == pytest.approx(1.0, abs=0.1)
 
 
+def test_a_page_takes_the_verdicts(paper, tmp_path):
+    page = tmp_path / "page.md"
+    assert call("reproduce", "demo", "--page", page) == 2  # no marks
+    page.write_text("Before.\n<!-- demo: begin -->\nold\n<!-- demo: end -->\nAfter.\n")
+    assert call("reproduce", "demo", "--processes", 1, "--page", page) == 0
+    text = page.read_text()
+    assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text and "| x | equal |" in text
+
+
+def test_a_table_says_whether_a_number_counts():
+    judged = Judged(Estimate(1.5), True, [Null("nothing < something", 1.2, True)], why="because")
+    text = markdown([Shown(claim("k", judged=judged), judged), Shown(claim("m"), None, "it cannot be run")])
+    assert "nothing &lt; something: 1.20 (in the band)" in text and "| **agrees** | no |" in text
+    assert "| not run |" in text and "It cannot be run." in text
+
+
 def test_the_command_writes_a_figure(paper, tmp_path, capsys):
     assert call("reproduce", "demo", "--figure", 1, "--csv", tmp_path / "fig", "--processes", 1) == 0
     assert "a note" in capsys.readouterr().out
@@ -162,7 +179,8 @@ def test_the_command_writes_a_figure(paper, tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, part", [
     (["nothing"], "demo"), (["demo", "--claims", "y"], "found 'y'"), (["demo", "--figure", "2"], "found 2"),
-    (["demo", "--csv", "x"], "together with --figure"), (["demo", "--claims", "x", "--figure", "1"], "either")])
+    (["demo", "--csv", "x"], "together with --figure"), (["demo", "--claims", "x", "--figure", "1"], "either"),
+    (["demo", "--page", "x", "--figure", "1"], "without --figure")])
 def test_what_is_refused(paper, capsys, arguments, part):
     assert call("reproduce", *arguments) == 2
     err = capsys.readouterr().err
