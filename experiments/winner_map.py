@@ -121,7 +121,8 @@ def _clear(worse_by: np.ndarray, comparisons: int) -> bool:
 
 def draw_map(path: Path, title: str, x: str, y: str, field: str, cells: list[Cell]) -> None:
     """Write a PNG: a square a cell in its winner's colour; full where it is certainly better than everyone, half where
-    than the baseline, pale where not even that. In it the winner's value (s for times), its gain over the baseline, an oracle's."""
+    than the baseline, pale where not even that. In it the winner's value (s for times), its gain over the
+    baseline, an oracle's value."""
     import matplotlib
 
     matplotlib.use("Agg")
