@@ -14,6 +14,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
                   help="Discrete-event simulation of LLM serving: replay traces, compare policies, know how sure you are.")
 trace_app = typer.Typer(no_args_is_help=True, help="Look at traces, cut and convert them.")
 app.add_typer(trace_app, name="trace")
+validate_app = typer.Typer(no_args_is_help=True, help="Lay predictions beside measurements.")
+app.add_typer(validate_app, name="validate")
 
 StudyPath = Annotated[Path, typer.Argument(help="A study file (YAML).", show_default=False)]
 Set = Annotated[Optional[list[str]], typer.Option("--set", help="Override a key: --set cluster.replicas=4")]  # noqa: UP045
@@ -124,6 +126,38 @@ def bench(
     from simcore.experiments.bench import run_bench
 
     run_bench(workloads, repeat=repeat, path=path, export=export, dynosim=dynosim, page=page, json=json)
+
+
+@validate_app.command("live")
+def validate_live(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    study: Annotated[Optional[Path], typer.Option(help="[default: experiments/live/DEVICE.yaml]")] = None,  # noqa: UP045
+    set: Set = None,
+    profile: Annotated[Optional[Path], typer.Option(help="Measured operators; begun, or gone on with.")] = None,  # noqa: UP045
+    load: Annotated[float, typer.Option(help="Share of what the device can serve, by the fitted model.")] = 0.6,
+    out: Out = None, json: Json = None,
+    page: Annotated[Optional[Path], typer.Option(help="Put the table between the marks of this page.")] = None,  # noqa: UP045
+) -> None:
+    """Run a workload on a real model on this machine and beside it in simulation (needs the extra `kernels`)."""
+    from simcore.experiments.commands import console_of
+    from simcore.experiments.validation import run_live
+
+    run_live(device, study, set or [], profile, load, out, page, json, console_of(json))
+
+
+@app.command()
+def calibrate(
+    file: Annotated[Path, typer.Argument(help="A profile of validate live; with --show also a cost model or study.")],
+    out: Annotated[Optional[Path], typer.Option(help="The cost model [default: beside the profile]")] = None,  # noqa: UP045
+    model: Annotated[Optional[str], typer.Option(help="Its LLM, if the profile's name is no preset.")] = None,  # noqa: UP045
+    show: Annotated[bool, typer.Option("--show", help="List every constant that is no specification, and write nothing.")]
+    = False,
+) -> None:
+    """Fit a cost model to a profile, or list the constants of one."""
+    from simcore.experiments.commands import console_of
+    from simcore.experiments.validation import run_calibrate
+
+    run_calibrate(file, model, out, show=show, console=console_of(None))
 
 
 @trace_app.command("info")

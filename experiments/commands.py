@@ -19,7 +19,7 @@ from simcore.experiments.compare import check, compare, require_arms, require_he
 from simcore.experiments.output import run_facts, shared, study_facts, write_comparison, write_config, write_run
 from simcore.experiments.plot import draw
 from simcore.experiments.report import assumptions, metrics_table, number, print_comparison
-from simcore.experiments.run import Job, build_deployment, oracles, play
+from simcore.experiments.run import Job, build_cost, build_deployment, oracles, play, study_llm
 from simcore.experiments.study import Arm, Study, StudyFile, read_study
 from simcore.experiments.sweep import Run, begin_folder, failures, plan_sweep, put_whole
 from simcore.experiments.sweep_report import MOST_LINES, draw_sweep, summary_field, sweep_table
@@ -52,11 +52,11 @@ def run_study(
     seed = study.seeds[0] if seed is None else seed
     (workload,) = check(file, [chosen], seed)
     target = out or Path("out") / study.name
-    console = _console(json)
-    facts, assumed = _facts(study, workload)
+    console = console_of(json)
+    facts, assumed = _facts(study, workload, file.folder)
     with whole_folder(target) as folder:
         _announce(console, file, [chosen], workload, 1, 1, target)
-        with _progress(console) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task(chosen.label, total=1.0)
             result = play(Job(study, file.folder, seed), lambda share: bar.update(task, completed=share))
         write_run(folder, study, result, file.folder, facts=facts, detailed=detailed, csv=csv)
@@ -72,7 +72,7 @@ def run_study(
     for line in assumed:
         console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
     console.print(f"Written to {target}", highlight=False)
-    _write_json(json, {**result.summary, **facts})
+    write_json(json, {**result.summary, **facts})
 
 
 def compare_study(
@@ -85,15 +85,16 @@ def compare_study(
     workloads = check(file, file.arms)
     study = file.study
     target = out or Path("out") / study.name
-    console = _console(json)
-    facts, lines = zip(*(_facts(arm.study, w) for arm, w in zip(file.arms, workloads, strict=True)), strict=True)
+    console = console_of(json)
+    found = [_facts(arm.study, workload, file.folder) for arm, workload in zip(file.arms, workloads, strict=True)]
+    facts, lines = zip(*found, strict=True)
     assumed = [*lines[0], *(f"{arm.label}: {line}" for arm, of_arm in zip(file.arms, lines, strict=True)
                             for line in of_arm if line not in lines[0])]
     processes = processes or os.cpu_count() or 1
     jobs = [(arm, seed) for arm in file.arms for seed in arm.study.seeds]
     with whole_folder(target) as folder:
         _announce(console, file, file.arms, workloads[0], len(jobs), min(processes, len(jobs)), target)
-        with _progress(console) as bar:
+        with progress_bar(console) as bar:
             tasks = [bar.add_task(a.label if len(study.seeds) == 1 else f"{a.label}, seed {s}", total=1.0) for a, s in jobs]
             comparison = compare(
                 file, processes=processes, report=lambda number, share: bar.update(tasks[number], completed=share))
@@ -106,7 +107,7 @@ def compare_study(
         (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
     print_comparison(console, comparison, assumed)
     console.print(f"Written to {target}: tables, summary.json, run.json, config.yaml, plot.png", highlight=False)
-    _write_json(json, {**comparison.summary(), **shared(list(facts))})
+    write_json(json, {**comparison.summary(), **shared(list(facts))})
 
 
 def sweep_study(
@@ -118,7 +119,7 @@ def sweep_study(
     require_headline(file)
     study = file.study
     target = out or Path("out") / f"{study.name}-sweep"
-    console = _console(json)
+    console = console_of(json)
     workloads = check(file, file.arms, paired=False)
     sweep = plan_sweep(file, target, tables=tables)
     missing = sweep.missing()
@@ -140,7 +141,7 @@ def sweep_study(
         of = f"{len(missing)} run{'s' if len(missing) > 1 else ''}, {requests:,} requests"
         _say(console, of, seconds, processes, size, target)
         shares = [0.0] * len(missing)
-        with _progress(console) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task("runs", total=len(missing))
 
             def report(number: int, share: float) -> None:
@@ -180,10 +181,10 @@ def sweep_study(
     for label, found in summary["oracles"].items():
         console.print(f"ORACLE: {label} uses the true future ({', '.join(found)})", style="bold yellow", highlight=False)
     console.print("Assumed, of the first arm:", style="bold")
-    for line in _facts(file.arms[0].study, workloads[0])[1]:
+    for line in _facts(file.arms[0].study, workloads[0], file.folder)[1]:
         console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
     console.print(f"Written to {target}: sweep.parquet, sweep.csv, summary.json, plot.png, runs", highlight=False)
-    _write_json(json, summary)
+    write_json(json, summary)
     if failed:
         raise SimcoreError(failures(sweep, failed))
 
@@ -212,7 +213,7 @@ def map_sweep(folder: Path, x: str, y: str, metric: str, json: Path | None) -> N
 
     cells, field = read_map(folder, x, y, metric)
     put_whole(folder / "map.png", lambda place: draw_map(place, f"best {metric}", x, y, field, cells))
-    console = _console(json)
+    console = console_of(json)
     table = Table(title=f"Best {metric} over {x} and {y}", title_justify="left")
     for heading in (x, y, "best", field, "better than the first (%)", "than the runner-up (%)", "best oracle"):
         table.add_column(heading)
@@ -222,7 +223,7 @@ def map_sweep(folder: Path, x: str, y: str, metric: str, json: Path | None) -> N
                       f"{number(cell.lead)}{certain[1]}: {cell.runner_up}", number(cell.oracle))
     console.print(table)
     console.print(f"Written to {folder / 'map.png'}", highlight=False)
-    _write_json(json, [asdict(cell) for cell in cells])
+    write_json(json, [asdict(cell) for cell in cells])
 
 
 def list_policies(kind: str | None, json: Path | None) -> None:
@@ -236,13 +237,13 @@ def list_policies(kind: str | None, json: Path | None) -> None:
         for name in names(point):
             module = sys.modules[find_class(point, name, KINDS[point]).__module__]
             listed[point][name] = (module.__doc__ or "").strip().split("\n")[0]
-    console = _console(json)
+    console = console_of(json)
     for point, found in listed.items():
         console.print(point, style="bold")
         for name, text in found.items():
             console.print(f"  {name:22s} {text}", highlight=False, soft_wrap=True)
     console.print("A policy of your own: package.module:Class or file.py:Class (docs/your-first-policy.md)", style="dim")
-    _write_json(json, listed)
+    write_json(json, listed)
 
 
 def reproduce_paper(
@@ -264,7 +265,7 @@ def reproduce_paper(
     shown = reproduce.figure_of(figures, figure) if figure is not None else None
     runs = list(shown.runs()) if shown else reproduce.needed(chosen)
     before = read_page(page, paper) if page else ""
-    console = _console(json)
+    console = console_of(json)
     processes = min(reproduce.default_processes(processes), max(1, len(runs)))
     console.print(f"{len(dict.fromkeys(runs))} runs on {processes} process{'es' if processes > 1 else ''}", highlight=False)
     results = _play_all(console, paper, runs, processes)
@@ -273,7 +274,7 @@ def reproduce_paper(
         print_claims(console, paper, verdicts)
         if page is not None:
             fill_page(page, paper, before, markdown(verdicts))
-        _write_json(json, reproduce.as_json(paper, verdicts))
+        write_json(json, reproduce.as_json(paper, verdicts))
         return
     failed = [said for said in results.values() if isinstance(said, str)]
     if failed:
@@ -286,13 +287,13 @@ def reproduce_paper(
     put_whole(target / f"{name}.png", lambda place: reproduce.draw_points(place, shown, points))
     console.print(reproduce.points_table(shown, points))
     console.print(f"{shown.note}\nWritten to {target}: {name}.csv, {name}.png", highlight=False, soft_wrap=True)
-    _write_json(json, {"paper": paper, "figure": figure, "note": shown.note, "points": [p.as_json() for p in points]})
+    write_json(json, {"paper": paper, "figure": figure, "note": shown.note, "points": [p.as_json() for p in points]})
 
 
 def _play_all(console: Console, paper: str, runs: list[Any], processes: int) -> dict[Any, Any]:
     from simcore.experiments.reproduce import play_runs
 
-    with _progress(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("runs", total=max(1, len(dict.fromkeys(runs))))
         shares: dict[int, float] = {}
 
@@ -310,7 +311,7 @@ def describe_trace(trace: str, format: str | None, block_size: int, json: Path |
     info = describe(read(trace, format, skip_bad=skip_bad), block_size)
     if not _to_stdout(json):
         print(render(info))
-    _write_json(json, info)
+    write_json(json, info)
 
 
 def cut_trace(
@@ -348,16 +349,17 @@ def cut_trace(
     writers[suffix](workload, output)
     if not _to_stdout(json):
         print(f"{len(workload):,} requests written to {output}")
-    _write_json(json, describe(workload))
+    write_json(json, describe(workload))
 
 
-def _facts(study: Study, workload: Workload) -> tuple[dict[str, Any], list[str]]:
+def _facts(study: Study, workload: Workload, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """What goes with every result: notes on the workload, the KV pool, assumed numbers; as data and as lines to print."""
-    _, capacity = build_deployment(study)
+    _, capacity = build_deployment(study, folder)
     notes = [*workload.source.notes]
     if workload.skipped:
         notes.append(f"{len(workload.skipped)} bad rows left out, first: {workload.skipped[0]}")
-    return study_facts(study, workload), assumptions(study, capacity, notes)
+    cost = build_cost(study, folder, study_llm(study)).says
+    return study_facts(study, workload, folder), assumptions(study, capacity, cost, notes)
 
 
 def _announce(
@@ -386,7 +388,8 @@ def _seconds(file: StudyFile, study: Study, workload: Workload, runs: float) -> 
     from simcore.experiments.run import build_policies
     from simcore.models.serving import serve
 
-    speed = serve(pilot, build_deployment(study)[0], build_policies(study, file.folder), seed=study.seeds[0]).speed
+    deployment, _ = build_deployment(study, file.folder)
+    speed = serve(pilot, deployment, build_policies(study, file.folder), seed=study.seeds[0]).speed
     share = float(workload.output_tokens.sum() / pilot.output_tokens.sum())
     return speed["cpu_seconds"] * share * runs
 
@@ -395,12 +398,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _progress(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
     return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
                     TimeRemainingColumn(), console=console)
 
 
-def _console(json: Path | None) -> Console:
+def console_of(json: Path | None) -> Console:
     """Tables go to stdout, or to stderr when stdout is the JSON's."""
     return Console(stderr=_to_stdout(json), width=None if sys.stdout.isatty() else 140)
 
@@ -409,7 +412,7 @@ def _to_stdout(json: Path | None) -> bool:
     return json is not None and str(json) == "-"
 
 
-def _write_json(json: Path | None, value: Any) -> None:
+def write_json(json: Path | None, value: Any) -> None:
     if _to_stdout(json):
         print(to_json(value), end="")
     elif json is not None:

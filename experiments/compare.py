@@ -88,7 +88,7 @@ def check(file: StudyFile, arms: list[Arm], seed: int | None = None, *, paired: 
         config = arm.study.workload
         alike = next((j for j in range(k) if arms[j].study.workload == config), None)
         try:
-            build_deployment(arm.study)
+            build_deployment(arm.study, file.folder)
             build_policies(arm.study, file.folder)
             workloads.append(
                 build_workload(config, file.folder, arm.study.seeds[0] if seed is None else seed) if alike is None

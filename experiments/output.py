@@ -16,7 +16,7 @@ from pandas.api.types import is_numeric_dtype
 
 import simcore
 from simcore.experiments.compare import Comparison
-from simcore.experiments.run import build_deployment
+from simcore.experiments.run import build_cost, build_deployment, study_llm
 from simcore.experiments.study import Study
 from simcore.files import to_json
 from simcore.models.serving import RunResult
@@ -69,16 +69,16 @@ def write_comparison(
     write_config(folder / "config.yaml", comparison.file.study, comparison.file.folder)
 
 
-def study_facts(study: Study, workload: Workload) -> dict[str, Any]:
+def study_facts(study: Study, workload: Workload, folder: Path) -> dict[str, Any]:
     """What goes with every result: notes on the workload, the KV pool, assumed numbers."""
-    _, capacity = build_deployment(study)
+    _, capacity = build_deployment(study, folder)
     return {
         "engine_version": study.engine.version,
         "workload": {"source": workload.source.name, "licence": workload.source.licence,
                      "notes": list(workload.source.notes), "skipped": list(workload.skipped)},
         "kv_pool": {"num_gpu_blocks": capacity.blocks, "tokens": capacity.tokens, "estimated": capacity.estimated,
                     "low": capacity.low, "high": capacity.high, "bytes": capacity.breakdown},
-        "assumed": study.cost_model.listed(),
+        "assumed": build_cost(study, folder, study_llm(study)).listed,
     }
 
 

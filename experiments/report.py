@@ -103,8 +103,8 @@ def number(value: float | None, scale: float = 1.0, sign: bool = False) -> str:
     return f"{value:{plus},.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:{plus}.2g}"
 
 
-def assumptions(study: Study, capacity: KvCapacity, notes: Sequence[str]) -> list[str]:
-    """What stands behind the numbers and was not measured here."""
+def assumptions(study: Study, capacity: KvCapacity, cost: str, notes: Sequence[str]) -> list[str]:
+    """What stands behind the numbers and was not measured here. `cost`: what stands behind step times."""
     lines = [f"engine: vLLM {study.engine.version} semantics (docs/scheduler.md); {study.llm.name} on "
              f"{study.cluster.replicas} x {study.cluster.tensor_parallel_size} {study.cluster.gpu}"]
     pool = f"KV pool: {capacity.tokens:,} tokens a replica"
@@ -118,8 +118,7 @@ def assumptions(study: Study, capacity: KvCapacity, notes: Sequence[str]) -> lis
         lines.append(
             f"host memory: {study.engine.kv_offloading_size:g} GiB a replica, {study.engine.kv_offloading_backend}; link "
             f"{bandwidth / 1e9:g} GB/s each way (models/gpus says from where), {Deployment.host_latency * 1e6:g} us a copy")
-    listed = ", ".join(f"{key.split('.')[-1]} {value:g}" for key, value in study.cost_model.listed().items())
-    lines.append(f"step times: roofline, assumed and fitted to nothing: {listed}")
+    lines.append(cost)
     lines.append(f"assumed by the study: SLO {study.limits} (ms); "
                  f"{study.cost.usd_per_gpu_hour if study.cost.usd_per_gpu_hour is not None else 'no'} $ per GPU-hour")
     return lines + [f"workload: {note}" for note in notes]

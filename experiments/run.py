@@ -20,6 +20,7 @@ from simcore.experiments.study import (
     WorkloadConfig,
 )
 from simcore.lookup import construct, find_class
+from simcore.models.calibrated import CalibratedConfig, read_calibrated
 from simcore.models.decision_points import KINDS, Policy, Retention
 from simcore.models.gpu import load_gpu
 from simcore.models.hf_config import load_llm
@@ -28,13 +29,14 @@ from simcore.models.llm import LlmSpec
 from simcore.models.roofline import roofline_tables
 from simcore.models.serving import Deployment, Policies, RunResult, serve
 from simcore.models.steady import Window, apply_window, find_window
+from simcore.models.step_time import StepTables
 from simcore.parallel import fan_out
 from simcore.traces.agent_generator import generate_agents
 from simcore.traces.agents import first_programs, start_programs, with_workers
 from simcore.traces.clone import clone_sessions, resample_sessions
 from simcore.traces.generate import poisson
 from simcore.traces.read import SHIPPED, read
-from simcore.traces.transform import dequantise, head, slice_time, thin
+from simcore.traces.transform import dequantise, head, shrink, slice_time, thin
 from simcore.traces.workload import Workload
 
 DEFAULTS = {"admission": "fcfs", "retention": "lru", "replica_routing": "round-robin"}
@@ -50,8 +52,8 @@ class Job:
 
 
 def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
-    """Read or generate, then dequantise, slice, thin, resample, clone and head, as the study says. Raises ConfigError
-    naming the key, or TraceError naming the trace's file and line."""
+    """Read or generate, then change it as the study says, in the order of WorkloadConfig. Raises ConfigError naming the
+    key, or TraceError naming the trace's file and line."""
     if config.generate is not None:
         with _of_key("workload.generate"):
             workload = _generate(config.generate, seed)
@@ -84,6 +86,9 @@ def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
     if config.programs is not None:
         with _of_key("workload.programs"):
             workload = first_programs(workload, config.programs)
+    if config.shrink is not None:
+        with _of_key("workload.shrink"):
+            workload = shrink(workload, config.shrink)
     if config.start is not None:
         with _of_key("workload.start"):
             workload = _start(workload, config.start, seed)
@@ -124,9 +129,42 @@ def _of_key(key: str, keep: dict[str, str] | None = None) -> Iterator[None]:
         raise ConfigError(key, found=error.found, allowed=error.allowed, why=why) from None
 
 
-def build_deployment(study: Study, llm: LlmSpec | None = None) -> tuple[Deployment, KvCapacity]:
+@dataclass(frozen=True)
+class StepCost:
+    """What a step costs: tables for the executor, the host's seconds, and every number behind them that is neither a
+    specification nor read from a table; `says`: what these are, in words."""
+
+    tables: StepTables
+    step_overhead: float
+    sequence_overhead: float
+    listed: dict[str, float]
+    says: str
+
+
+def study_llm(study: Study) -> LlmSpec:
+    return load_llm(study.llm.name, study.llm.weight_dtype, study.llm.kv_cache_dtype)
+
+
+def build_cost(study: Study, folder: Path, llm: LlmSpec) -> StepCost:
+    """The study's cost model, compiled. Raises ConfigError naming key or file."""
+    config, tp, budget = study.cost_model, study.cluster.tensor_parallel_size, study.engine.max_num_batched_tokens
+    if isinstance(config, CalibratedConfig):
+        model = read_calibrated(folder / config.file)
+        tables = model.tables(llm, tensor_parallel_size=tp, max_num_batched_tokens=budget)
+        fitted = ", ".join(f"{name} {value:.3g}" for name, value in model.fitted_on.items())
+        says = f"step times: calibrated on {model.device} ({model.software}, {model.dtype}); {fitted}"
+        return StepCost(tables, model.step_overhead, model.sequence_overhead, model.listed(), says)
+    tables = roofline_tables(llm, load_gpu(study.cluster.gpu), tensor_parallel_size=tp, max_num_batched_tokens=budget,
+                             assumptions=config)
+    listed = config.listed()
+    each = ", ".join(f"{key.split('.')[-1]} {value:g}" for key, value in listed.items())
+    says = f"step times: roofline, assumed and fitted to nothing: {each}"
+    return StepCost(tables, config.step_overhead, config.sequence_overhead, listed, says)
+
+
+def build_deployment(study: Study, folder: Path = Path(), llm: LlmSpec | None = None) -> tuple[Deployment, KvCapacity]:
     """The engine on its GPUs; raises ConfigError when the model does not fit or a context is longer than the pool."""
-    llm = llm or load_llm(study.llm.name, study.llm.weight_dtype, study.llm.kv_cache_dtype)
+    llm = llm or study_llm(study)
     engine, tp = study.engine, study.cluster.tensor_parallel_size
     gpu = load_gpu(study.cluster.gpu)
     capacity = kv_capacity(
@@ -141,12 +179,11 @@ def build_deployment(study: Study, llm: LlmSpec | None = None) -> tuple[Deployme
     if -(-longest // engine.block_size) > capacity.blocks - 1 and engine.max_model_len is not None:
         raise ConfigError("engine.max_model_len", found=longest, why="longer than the KV pool",
                           allowed=f"at most {capacity.tokens} tokens, or more memory")
+    cost = build_cost(study, folder, llm)
     deployment = Deployment(
         settings=engine, replicas=study.cluster.replicas, num_blocks=capacity.blocks, max_model_len=longest,
-        tables=roofline_tables(llm, gpu, tensor_parallel_size=tp, max_num_batched_tokens=engine.max_num_batched_tokens,
-                               assumptions=study.cost_model),
-        window=llm.window or 0, step_overhead=study.cost_model.step_overhead,
-        sequence_overhead=study.cost_model.sequence_overhead, gpus_per_replica=tp,
+        tables=cost.tables, window=llm.window or 0, step_overhead=cost.step_overhead,
+        sequence_overhead=cost.sequence_overhead, gpus_per_replica=tp,
         kv_bytes_per_token=llm.kv_bytes_per_token * llm.kv_copies(tp), num_layers=llm.n_layers,
         host_bandwidth=(gpu.host_bandwidth or 0.0) * tp,
     )
@@ -204,7 +241,7 @@ def play(
 ) -> RunResult:
     """Build and run one job, on its workload if that was built before. Its summary is that of the study's window."""
     study = job.study
-    deployment, _ = build_deployment(study)
+    deployment, _ = build_deployment(study, job.folder)
     policies = build_policies(study, job.folder)
     result = serve(
         build_workload(study.workload, job.folder, job.seed) if workload is None else workload, deployment, policies,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 
 from simcore.config import Document, Seconds, parse_value
 from simcore.errors import ConfigError
+from simcore.models.calibrated import CalibratedConfig
 from simcore.models.engine import EngineSettings
 from simcore.models.metrics import Slo
 from simcore.models.roofline import RooflineAssumptions
@@ -72,17 +73,23 @@ class TraceSlice(Strict):
     end: Seconds = inf
 
 
-def _kind(value: Any) -> str:
-    return str(value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson"))
+def _by_kind(default: str) -> Discriminator:
+    """Tells the branches of a union by their `kind`, which may be left out."""
+    def kind(value: Any) -> str:
+        return str(value.get("kind", default) if isinstance(value, dict) else getattr(value, "kind", default))
+
+    return Discriminator(kind)
 
 
 Generated = Annotated[
-    Annotated[PoissonWorkload, Tag("poisson")] | Annotated[AgentsWorkload, Tag("agents")], Discriminator(_kind)]
+    Annotated[PoissonWorkload, Tag("poisson")] | Annotated[AgentsWorkload, Tag("agents")], _by_kind("poisson")]
+StepCosts = Annotated[
+    Annotated[RooflineAssumptions, Tag("roofline")] | Annotated[CalibratedConfig, Tag("calibrated")], _by_kind("roofline")]
 
 
 class WorkloadConfig(Strict):
     """Either `trace` (a shipped trace's name, or a file) or `generate`; then in this order dequantise, slice, thin,
-    resample, clone, head, programs, start."""
+    resample, clone, head, programs, shrink, start."""
 
     trace: str | None = None
     format: str | None = Field(None, description="one of those of simcore trace info; None = by the first line")
@@ -95,6 +102,7 @@ class WorkloadConfig(Strict):
     clone: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(None, description="rate, by cloning sessions")
     head: Annotated[int, Field(ge=1)] | None = Field(None, description="first requests only")
     programs: Annotated[int, Field(ge=1)] | None = Field(None, description="first programs (sessions) only")
+    shrink: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens divided by this, block by block")
     start: ProgramStarts | None = None
     generate: Generated | None = None
 
@@ -181,7 +189,7 @@ class Study(Strict):
     cluster: ClusterConfig = ClusterConfig()
     engine: EngineSettings = EngineSettings()
     tools: dict[str, ToolConfig] = {}
-    cost_model: RooflineAssumptions = RooflineAssumptions()
+    cost_model: StepCosts = RooflineAssumptions()
     policies: PoliciesConfig = PoliciesConfig()
     slo: SloConfig = SloConfig()
     cost: CostConfig = CostConfig()

@@ -27,6 +27,7 @@ from simcore.experiments.output import study_facts, write_run
 from simcore.experiments.run import Job, build_workload, play
 from simcore.experiments.study import Arm, CompareConfig, Study, StudyFile, label
 from simcore.files import to_json, whole_folder
+from simcore.models.calibrated import CalibratedConfig
 from simcore.models.decision_points import KINDS
 from simcore.parallel import fan_out
 from simcore.traces.read import SHIPPED
@@ -193,7 +194,9 @@ def _digest(content: bytes) -> str:
 
 
 def _inputs(study: Study, folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files that a study names, by their key: trace, model, GPU, modules of policies outside the tree."""
+    """The files that a study names, by their key: trace, model, GPU, cost model, modules of policies outside the tree."""
+    if isinstance(study.cost_model, CalibratedConfig):
+        yield "cost_model.file", folder / study.cost_model.file
     if study.workload.trace is not None and study.workload.trace not in SHIPPED:
         yield "workload.trace", folder / study.workload.trace
     for key, name in (("model", study.llm.name), ("cluster.gpu", study.cluster.gpu)):
@@ -234,8 +237,8 @@ def _play_and_keep(job: _SweepJob, progress: Callable[[float], Any]) -> str | No
         result = play(Job(study, job.origin, seed), progress, workload)
         alone = study.model_copy(update={"seeds": [seed], "compare": CompareConfig()})
         with whole_folder(job.place) as folder:
-            write_run(folder, alone, result, job.origin, facts=study_facts(study, workload), detailed=False, csv=False,
-                      tables=job.tables)
+            write_run(folder, alone, result, job.origin, facts=study_facts(study, workload, job.origin), detailed=False,
+                      csv=False, tables=job.tables)
             files = {path.name: _digest(path.read_bytes()) for path in sorted(folder.iterdir())}
             done = {"key": job.run.key, "arm": job.run.arm.label, "seed": seed, "files": files}
             (folder / DONE).write_text(to_json(done), encoding="utf-8")

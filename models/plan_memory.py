@@ -83,7 +83,8 @@ def _carve_floats(m):
     g = f + operators * COLUMNS
     h = g + COLUMNS
     i = h + operators
-    tables = StepTables(m[e:f].reshape((operators, COLUMNS)), m[f:g].reshape((operators, COLUMNS)), m[i:])
+    tables = StepTables(m[e:f].reshape((operators, COLUMNS)), m[f:g].reshape((operators, COLUMNS)),
+                        m[i:].reshape((2, len(m[i:]) // 2)))
     return m[a:b], m[b:c], m[c:d], m[d:e].reshape((PLAN_STEPS, 2)), m[g:h], m[h:i], tables
 
 
@@ -122,7 +123,7 @@ class FloatMemory:
 
     def __init__(self, tables: StepTables) -> None:
         operators = len(tables.compute)
-        size = 2 + FLOATS + 4 * PLAN_STEPS + 2 * operators * COLUMNS + COLUMNS + operators + len(tables.experts)
+        size = 2 + FLOATS + 4 * PLAN_STEPS + 2 * operators * COLUMNS + COLUMNS + operators + tables.of_tokens.size
         self.all = np.zeros(size)
         self.all[:2] = 2, operators
         self.clock, self.plan_ends, self.plan_device, self.sample_times, _, _, own = _carve_floats.py_func(self.all)

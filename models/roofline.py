@@ -13,7 +13,7 @@ of attention over prefill chunks and decodes in one step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,6 +49,7 @@ class RooflineAssumptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    kind: Literal["roofline"] = "roofline"
     # Large GEMMs reach 0.6 to 0.8 of the data sheet on A100 and H100 (cuBLAS, power-limited).
     compute_efficiency: float = _share(0.70, "share of peak FLOP/s in dense matrix products")
     # Grouped GEMMs have small, uneven groups, and 4-bit weights are dequantised on the way.
@@ -71,7 +72,7 @@ class RooflineAssumptions(BaseModel):
 
     def listed(self) -> dict[str, float]:
         """Each assumed number by name, as results print it."""
-        return {f"roofline.{name}": value for name, value in self.model_dump().items()}
+        return {f"roofline.{name}": value for name, value in self.model_dump(exclude={"kind"}).items()}
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,16 @@ def roofline_tables(
     return StepTables(
         compute=np.array([operator.compute for operator in operators]),
         memory=np.array([operator.memory for operator in operators]),
-        experts=distinct_experts(llm.experts, llm.top_k, max_num_batched_tokens),
+        of_tokens=with_seconds(distinct_experts(llm.experts, llm.top_k, max_num_batched_tokens)),
     )
+
+
+def with_seconds(experts: np.ndarray, seconds: np.ndarray | None = None) -> np.ndarray:
+    """`of_tokens` of StepTables from expected experts and tabulated seconds (None = none), float64[any number of tokens + 1]
+    each; where one ends its last value stands."""
+    parts = [experts, np.zeros(1) if seconds is None else seconds]
+    longest = max(map(len, parts))
+    return np.array([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
 
 
 def distinct_experts(experts: int, top_k: int, max_tokens: int) -> np.ndarray:

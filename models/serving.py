@@ -16,7 +16,7 @@ from simcore.models.batch import Batch
 from simcore.models.cluster import Cluster
 from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Retention
 from simcore.models.engine import EngineSettings
-from simcore.models.executor import SimulatedExecutor
+from simcore.models.executor import Executor, SimulatedExecutor
 from simcore.models.facts import Listeners, StepEnded
 from simcore.models.host_links import HOST_LATENCY, TRANSFER_COLUMNS, HostLinks
 from simcore.models.host_tier import HostTier, host_tier
@@ -154,11 +154,12 @@ def serve(
     workload: Workload, deployment: Deployment, policies: Policies, *, slo: Slo | None = None,
     usd_per_gpu_hour: float | None = None, seed: int = 0, horizon: float = inf, sample_every: float = 1.0,
     progress: Callable[[float], None] | None = None, path: Literal["planned", "step-by-step"] = "planned",
-    tool_slots: Mapping[str, int] | None = None,
+    tool_slots: Mapping[str, int] | None = None, executor: Callable[[int], Executor] | None = None,
 ) -> RunResult:
     """Play `workload` and return its tables. `horizon`: simulated seconds after which the run is cut. `path`: both give the
     same result to the last bit; where the planned one cannot be taken, `speed["why_not_planned"]` says why. `tool_slots`:
-    tool -> calls of it that run at once; no limit where it is left out.
+    tool -> calls of it that run at once; no limit where it is left out. `executor`: replica -> what runs its batches, one
+    by one, in place of the deployment's cost model.
 
     Raises ConfigError for slots of a tool that the workload does not name, PolicyError for an illegal decision and
     NoProgress when decisions bring no token for long.
@@ -192,6 +193,10 @@ def serve(
             policy.start(site, generator(seed, "policy", kind, r))
         used += pairs[r]
     obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used)
+    if executor is not None:
+        obstacles.append("batches are run, not priced")
+    else:
+        executor = _priced(deployment)
     shared = Shared()
     for r, (admission, retention) in enumerate(pairs):
         listeners = Listeners([admission, retention, router])
@@ -204,7 +209,7 @@ def serve(
             places["host"] = HostLinks(network, r, deployment.host_bandwidth, deployment.host_latency, transfers)
         if obstacles:
             scheduler = Scheduler(settings, deployment.num_blocks, admission, retention, **options)
-            replicas.append(Replica(sim, r, scheduler, deployment.executor(), **places))
+            replicas.append(Replica(sim, r, scheduler, executor(r), **places))
         else:
             planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(PlannedReplica(
@@ -258,6 +263,10 @@ def serve(
         "why_not_planned": obstacles,
     }
     return result
+
+
+def _priced(deployment: Deployment) -> Callable[[int], Executor]:
+    return lambda replica: deployment.executor()
 
 
 def not_planned(settings: EngineSettings, policies: Sequence[Policy]) -> list[str]:

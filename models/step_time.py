@@ -24,20 +24,22 @@ FIXED = 8
 
 # Columns of a term table: seconds per unit of the feature of the same number, then these.
 EXPERTS = 8  # expected number of distinct experts that the step's tokens activate in one layer
-CONSTANT = 9
-COLUMNS = 10
+TABULATED = 9  # seconds, by table, of what takes as long as the step has tokens
+CONSTANT = 10
+COLUMNS = 11
 
 
 class StepTables(NamedTuple):
     """A compiled cost model.
 
     The step takes sum over operators of max(compute row . x, memory row . x), where x holds the features TOKENS ..
-    CHUNKS, `experts[TOKENS]` (the last entry stands for every larger step) and 1. All entries are seconds per unit.
+    CHUNKS, `of_tokens[:, TOKENS]` (the last entry stands for every larger step) and 1. All entries of the two tables
+    are seconds per unit.
     """
 
     compute: np.ndarray  # float64[operators, COLUMNS]
     memory: np.ndarray  # float64[operators, COLUMNS]
-    experts: np.ndarray  # float64[largest step in tokens + 1], experts[0] = 0
+    of_tokens: np.ndarray  # float64[2, largest step in tokens + 1]: what EXPERTS and TABULATED stand for; of 0 tokens 0
 
 
 @numba.njit(cache=True)
@@ -56,7 +58,9 @@ def load(x, tables, features):
     """Set x, float64[COLUMNS], to what the tables' columns are multiplied with."""
     for k in range(FIXED):
         x[k] = features[k]
-    x[EXPERTS] = tables.experts[min(features[TOKENS], len(tables.experts) - 1)]
+    tokens = min(features[TOKENS], tables.of_tokens.shape[1] - 1)
+    x[EXPERTS] = tables.of_tokens[0, tokens]
+    x[TABULATED] = tables.of_tokens[1, tokens]
     x[CONSTANT] = 1.0
 
 

@@ -39,7 +39,7 @@ def tables(
     compute = np.zeros((1, COLUMNS))
     compute[0, CONSTANT], compute[0, TOKENS], compute[0, KV_READ] = constant, per_token, per_kv_token
     compute[0, KV_READ_WINDOW] = per_window_token
-    return StepTables(compute, np.zeros((1, COLUMNS)), np.zeros(2))
+    return StepTables(compute, np.zeros((1, COLUMNS)), np.zeros((2, 2)))
 
 
 def workload(rows: Sequence[dict[str, Any]], *, block_tokens: int = 4, **columns: Any) -> Workload:

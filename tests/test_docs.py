@@ -21,7 +21,7 @@ from simcore.experiments.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOLDERS = ("simcore", "traces", "models", "policies", "experiments", "tests", "docs")
+FOLDERS = ("simcore", "traces", "models", "policies", "kernels", "experiments", "tests", "docs")
 _BLOCK = re.compile(r"(?:^<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.M)
 
 
@@ -133,10 +133,11 @@ def test_every_command_line_is_understood(page: Path) -> None:
 
 
 def test_the_readme_names_every_command() -> None:
-    named = {" ".join(words[:2]) if words[0] == "trace" else words[0] for words in command_lines(ROOT / "README.md")}
     group: Any = typer.main.get_command(app)
-    inner = [f"trace {name}" for name in group.commands["trace"].commands]
-    assert named == {*group.commands, *inner} - {"trace"}
+    groups = {name: command.commands for name, command in group.commands.items() if hasattr(command, "commands")}
+    named = {" ".join(words[:2]) if words[0] in groups else words[0] for words in command_lines(ROOT / "README.md")}
+    inner = [f"{name} {command}" for name, commands in groups.items() for command in commands]
+    assert named == {*group.commands, *inner} - {*groups}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

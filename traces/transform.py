@@ -105,6 +105,24 @@ def compress(workload: Workload, factor: float) -> Workload:
     )
 
 
+def shrink(workload: Workload, factor: int) -> Workload:
+    """Every block of the trace stands for 1 / `factor` of its tokens; lengths follow, rounded up; what is shared stays.
+
+    For models too small, or runs too short, for the trace's own lengths. Raises TraceError where blocks do not divide.
+    """
+    block = workload.block_tokens
+    demand(workload, factor >= 1 and block % factor == 0, "factor", factor, f"a divisor of the {block} tokens of a block")
+
+    def less(tokens: np.ndarray) -> np.ndarray:
+        return -(-tokens // factor)
+
+    return noted(
+        replace(workload, input_tokens=less(workload.input_tokens), output_tokens=less(workload.output_tokens),
+                known_tokens=less(workload.known_tokens), block_tokens=block // factor),
+        f"warning: lengths divided by {factor}: blocks of {block} tokens stand for {block // factor}",
+    )
+
+
 def noted(workload: Workload, note: str) -> Workload:
     """The workload, checked, with one more note."""
     return replace(workload, source=workload.source.noted(note)).check()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcore.errors import TraceError
-from simcore.traces.transform import compress, dequantise, head, scale_rate, slice_time, thin
+from simcore.traces.read import read
+from simcore.traces.transform import compress, dequantise, head, scale_rate, shrink, slice_time, thin
 from simcore.traces.workload import Source, Workload, build
 
 
@@ -110,3 +111,17 @@ def test_compress_warns() -> None:
     assert fast.source.notes[-1].startswith("warning: time compressed by 2")
     with pytest.raises(TraceError, match="factor: found 0"):
         compress(w, 0)
+
+
+def test_shrink_keeps_what_is_shared() -> None:
+    w = head(read("mooncake-conversation"), 200)
+    small = shrink(w, 16)
+    assert small.block_tokens == 32 and np.array_equal(small.input_tokens, -(-w.input_tokens // 16))
+    assert all(np.array_equal(small.ids(i), w.ids(i)) for i in range(len(w)))
+    keys = [[set(x.block_keys(i, b)) & set(x.block_keys(j, b)) for i in range(20) for j in range(i)]
+            for x, b in ((w, 512), (small, 32))]
+    assert [len(shared) for shared in keys[0]] == [len(shared) for shared in keys[1]] and any(keys[0])
+    assert small.source.notes[-1].startswith("warning: lengths divided by 16")
+    for factor in (0, 3, 1024):
+        with pytest.raises(TraceError, match=f"factor: found {factor}: allowed: a divisor of the 512 tokens of a block"):
+            shrink(w, factor)
