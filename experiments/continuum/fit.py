@@ -18,7 +18,7 @@ from simcore.experiments.continuum.setups import FOLDER, POOLS, REPLAYS, WAYS, c
 from simcore.experiments.reproduce import play_runs
 
 SEEDS = (11, 12, 13)  # the claims are judged under others
-STEPS = 7  # halvings of an interval
+STEPS = 9  # halvings of an interval
 FILE = "fit.yaml"
 HEAD = """\
 # Fitted to the vLLM arms alone by experiments/continuum/fit.py, under seeds 11 to 13; what was fitted is not judged.

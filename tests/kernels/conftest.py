@@ -1,6 +1,4 @@
-"""Without a CUDA device the kernels run under Triton's interpreter, which must be switched on before Triton is imported."""
-
-import os
+"""Where the kernels run: on a GPU where there is one, else under Triton's interpreter (tests/conftest.py)."""
 
 import pytest
 
@@ -10,8 +8,6 @@ try:
     DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 except ImportError:  # each test module then skips itself
     DEVICE = "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
