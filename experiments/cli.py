@@ -14,6 +14,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
                   help="Discrete-event simulation of LLM serving: replay traces, compare policies, know how sure you are.")
 trace_app = typer.Typer(no_args_is_help=True, help="Look at traces, cut and convert them.")
 app.add_typer(trace_app, name="trace")
+config_app = typer.Typer(no_args_is_help=True, help="Make studies from what you have.")
+app.add_typer(config_app, name="config")
 validate_app = typer.Typer(no_args_is_help=True, help="Lay predictions beside measurements.")
 app.add_typer(validate_app, name="validate")
 
@@ -86,6 +88,68 @@ def reproduce(
     reproduce_paper(paper, figure, csv, claims, json, processes, page)
 
 
+@app.command()
+def capacity(
+    study: StudyPath, set: Set = None, goodput: Goodput = None,
+    percentile: Annotated[float, typer.Option(help="Share of the requests (%) that must be within all limits.")] = 95.0,
+    find: Annotated[str, typer.Option(help="replicas (the fewest), rate (the highest) or gpus (the fewest, over --tp).")]
+    = "replicas",
+    seeds: Annotated[Optional[str], typer.Option(help="--seeds 1,2,3 (replaces the file's)")] = None,  # noqa: UP045
+    arm: Annotated[Optional[str], typer.Option(help="One arm of compare.vary, by its label.")] = None,  # noqa: UP045
+    tp: Annotated[Optional[str], typer.Option(help="Tensor-parallel sizes of --find gpus [default: 1,2,4,8]")] = None,  # noqa: UP045
+    most: Annotated[int, typer.Option(min=1, help="Replicas, or GPUs, tried at most.")] = 256,
+    precision: Annotated[float, typer.Option(help="Step between two rates, as a share.")] = 0.05,
+    users: Annotated[Optional[float], typer.Option(help="Users, for the price of one [default: sessions an hour]")] = None,  # noqa: UP045
+    headroom: Annotated[bool, typer.Option(help="Also find how much more load the answer carries.")] = True,
+    out: Annotated[Optional[Path], typer.Option(help="Folder [default: out/<study name>-capacity]")] = None,  # noqa: UP045
+    json: Json = None,
+    processes: Annotated[Optional[int], typer.Option(min=1, help="[default: one a core]")] = None,  # noqa: UP045
+) -> None:
+    """Find the fewest replicas or GPUs, or the highest rate, that meets an SLO; started again, it goes on."""
+    from simcore.experiments.capacity import run_capacity
+
+    run_capacity(
+        study, set or [], goodput or [], percentile=percentile, find=find, seeds=seeds, arm=arm, sizes=tp, most=most,
+        precision=precision, users=users, with_headroom=headroom, out=out, json=json, processes=processes)
+
+
+@app.command()
+def pareto(
+    study: StudyPath, set: Set = None, vary: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+        help="Axes: --vary cluster.replicas=1,2,4 (replaces the file's compare.vary)")] = None,
+    goodput: Goodput = None,
+    seeds: Annotated[Optional[str], typer.Option(help="--seeds 1,2,3 (replaces the file's)")] = None,  # noqa: UP045
+    price: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+        help="$ per GPU-hour by GPU: --price h100-sxm=2.5,a100-80gb-sxm=1.5 [default: cost.usd_per_gpu_hour]")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Folder [default: out/<study name>-pareto]")] = None,  # noqa: UP045
+    json: Json = None,
+    processes: Annotated[Optional[int], typer.Option(min=1, help="[default: one a core]")] = None,  # noqa: UP045
+) -> None:
+    """Cost against goodput, TTFT p95 and throughput over the axes: what is not dominated, and how sure that is."""
+    from simcore.experiments.pareto import run_pareto
+
+    run_pareto(study, set or [], vary or [], goodput or [], seeds=seeds, prices=price, out=out, json=json,
+               processes=processes)
+
+
+@app.command()
+def timeline(
+    study: StudyPath, set: Set = None,
+    start: Annotated[Optional[str], typer.Option(help="e.g. 10min [default: the first arrival]")] = None,  # noqa: UP045
+    end: Annotated[Optional[str], typer.Option(help="[default: a minute later]")] = None,  # noqa: UP045
+    arm: Annotated[Optional[str], typer.Option(help="One arm of compare.vary, by its label.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="[default: the study's first]")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(help="[default: out/<study name>-timeline.json]")] = None,  # noqa: UP045
+) -> None:
+    """Write a window of a run as a trace for Perfetto."""
+    from simcore.experiments.timeline import run_timeline
+
+    done = run_timeline(study, set or [], arm, seed, start, end, out)
+    print(f"{done.events:,} events, {done.start:g} .. {done.end:g} s, written to {done.path}")
+    for note in done.notes:
+        print(note)
+
+
 @app.command("map")
 def winner_map(
     sweep: Annotated[Path, typer.Argument(help="The folder of a finished simcore sweep.")],
@@ -145,6 +209,30 @@ def validate_live(
     run_live(device, study, set or [], profile, load, out, page, json, console_of(json))
 
 
+@validate_app.command("against")
+def validate_against(
+    study: Annotated[Path, typer.Option("--study", help="The study of the server (YAML).", show_default=False)],
+    files: Annotated[Optional[list[Path]], typer.Argument(  # noqa: UP045
+        help="vllm bench serve JSON, CSV of requests or Prometheus dump; several are repeats.", show_default=False)] = None,
+    before: Annotated[Optional[list[Path]], typer.Option(help="Measured before a change; again for repeats.")] = None,  # noqa: UP045
+    after: Annotated[Optional[list[Path]], typer.Option(help="Measured after it.")] = None,  # noqa: UP045
+    after_study: Annotated[Optional[Path], typer.Option(help="The study after the change.")] = None,  # noqa: UP045
+    set_after: Annotated[Optional[list[str]], typer.Option(help="What the change is: --set-after key=value.")] = None,  # noqa: UP045
+    set: Set = None,
+    seeds: Annotated[Optional[str], typer.Option(help="--seeds 1,2,3, where arrivals are drawn.")] = None,  # noqa: UP045
+    arrivals: Annotated[str, typer.Option(help="auto, recorded, process or clients.")] = "auto",
+    workload: Annotated[str, typer.Option(help="Token identity: auto, file (none) or study.")] = "auto",
+    match: Annotated[Optional[list[str]], typer.Option(help="Series of a dump: --match model_name=...")] = None,  # noqa: UP045
+    out: Out = None, json: Json = None,
+) -> None:
+    """Simulate the workload of a measured run and lay it beside the run; nothing is fitted."""
+    from simcore.experiments.against import run_against
+
+    run_against(files or [], study, set or [], before=before or [], after=after or [], after_study=after_study,
+                set_after=set_after or [], seeds=seeds, arrivals=arrivals, workload=workload, match=match or [], out=out,
+                json=json)
+
+
 @app.command()
 def calibrate(
     file: Annotated[Path, typer.Argument(help="A profile of validate live; with --show also a cost model or study.")],
@@ -158,6 +246,29 @@ def calibrate(
     from simcore.experiments.validation import run_calibrate
 
     run_calibrate(file, model, out, show=show, console=console_of(None))
+
+
+@config_app.command("from-vllm")
+def config_from_vllm(
+    source: Annotated[Optional[str], typer.Argument(  # noqa: UP045
+        help="A vllm serve command in quotes, a file with one, or a start-up log.")] = None,
+    log: Annotated[Optional[Path], typer.Option(help="A start-up log: its KV size wins over the estimate.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(help="The study [default: stdout]")] = None,  # noqa: UP045
+    gpu: Annotated[Optional[str], typer.Option(help="A preset or a YAML file [default: as the log names it]")] = None,  # noqa: UP045
+    model_config: Annotated[Optional[Path], typer.Option(help="config.json of the model, or its folder.")] = None,  # noqa: UP045
+    vllm_version: Annotated[Optional[str], typer.Option(help="[default: of the log or image, else the newest]")] = None,  # noqa: UP045
+    trace: Annotated[Optional[str], typer.Option(help="Your requests [default: Poisson arrivals]")] = None,  # noqa: UP045
+    rate: Annotated[float, typer.Option(help="Requests/s of the placeholder.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, help="Of the placeholder.")] = 500,
+    replicas: Annotated[int, typer.Option(min=1, help="Servers like this one.")] = 1,
+    skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="List unknown flags instead of refusing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing study.")] = False, json: Json = None,
+) -> None:
+    """Turn a vLLM server into a study that says where each value came from."""
+    from simcore.experiments.from_vllm import run_from_vllm
+
+    run_from_vllm(source, log=log, out=out, gpu=gpu, model_config=model_config, vllm_version=vllm_version, trace=trace,
+                  rate=rate, requests=requests, replicas=replicas, skip_unknown=skip_unknown, force=force, json=json)
 
 
 @trace_app.command("info")
@@ -189,6 +300,40 @@ def trace_cut(
     from simcore.experiments.commands import cut_trace
 
     cut_trace(trace, output, format, start, end, thin, clone, head, dequantise, seed, json, skip_bad=skip_bad)
+
+
+@trace_app.command("import")
+def trace_import(
+    source: Annotated[str, typer.Argument(help="A log or trace; of some formats a folder.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="Our JSONL: .jsonl or .jsonl.gz.", show_default=False)],
+    format: Format = None,
+    set: Annotated[Optional[list[str]], typer.Option("--set", help="Option of the format: --set clock=recorded")] = None,  # noqa: UP045
+    salt: Annotated[Optional[str], typer.Option(help="Of the digests that compare texts [default: random]")] = None,  # noqa: UP045
+    block_size: Annotated[int, typer.Option(min=1, help="Engine block of the best possible hit rate.")] = 16,
+    json: Json = None, skip_bad: Skip = False,
+) -> None:
+    """Turn a gateway's log, spans or another tool's trace into ours; text is counted and compared here, never written."""
+    from simcore.experiments.trace_files import run_trace_import
+
+    run_trace_import(source, target, format=format, settings=set or [], salt=salt, block_size=block_size, json=json,
+                     skip_bad=skip_bad)
+
+
+@trace_app.command("export")
+def trace_export(
+    trace: Annotated[str, typer.Argument(help="A shipped trace's name, or a file.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="What to write; .gz is compressed.", show_default=False)],
+    to: Annotated[str, typer.Option(help="mooncake, agentic-mooncake, vidur or csv.", show_default=False)],
+    format: Format = None,
+    set: Annotated[Optional[list[str]], typer.Option("--set", help="Option of the format: --set clock=recorded")] = None,  # noqa: UP045
+    block_tokens: Annotated[Optional[int], typer.Option(min=1, help="A divisor of the trace's [default: its own]")] = None,  # noqa: UP045
+    json: Json = None, skip_bad: Skip = False,
+) -> None:
+    """Write a trace in another tool's format, and say what that format does not carry."""
+    from simcore.experiments.trace_files import run_trace_export
+
+    run_trace_export(trace, target, to=to, format=format, settings=set or [], block_tokens=block_tokens, json=json,
+                     skip_bad=skip_bad)
 
 
 def _version(value: bool) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from simcore.config import parse_seconds
 from simcore.errors import ConfigError, SimcoreError
 from simcore.experiments.compare import check, compare, require_arms, require_headline
+from simcore.experiments.html_report import write_report, write_run_report, write_sweep_report
 from simcore.experiments.output import run_facts, shared, study_facts, write_comparison, write_config, write_run
 from simcore.experiments.plot import draw
 from simcore.experiments.report import assumptions, metrics_table, number, print_comparison
@@ -58,9 +59,13 @@ def run_study(
         _announce(console, file, [chosen], workload, 1, 1, target)
         with progress_bar(console) as bar:
             task = bar.add_task(chosen.label, total=1.0)
-            result = play(Job(study, file.folder, seed), lambda share: bar.update(task, completed=share))
+            result = play(Job(study, file.folder, seed), lambda share: bar.update(task, completed=share), interruptible=True)
+        cut_at = result.summary.get("interrupted_at")
+        partial = f"interrupted at {cut_at:.3f} s of simulated time" if cut_at is not None else ""
         write_run(folder, study, result, file.folder, facts=facts, detailed=detailed, csv=csv)
         draw(folder / "plot.png", study.name, {chosen.label: result}, {})
+        write_run_report(folder / "report.html", study, result, facts, assumed, label=chosen.label, seed=seed,
+                         oracles=oracles(study, file.folder), partial=partial)
         run_json = run_facts({chosen.label: result.speed}, sys.argv[1:], time.perf_counter() - started)
         (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
     named = ", ".join(f"{kind} {study.policy(kind) or 'default'}" for kind in KINDS)
@@ -73,6 +78,7 @@ def run_study(
         console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
     console.print(f"Written to {target}", highlight=False)
     write_json(json, {**result.summary, **facts})
+    _end_partial(console, partial)
 
 
 def compare_study(
@@ -98,16 +104,22 @@ def compare_study(
             tasks = [bar.add_task(a.label if len(study.seeds) == 1 else f"{a.label}, seed {s}", total=1.0) for a, s in jobs]
             comparison = compare(
                 file, processes=processes, report=lambda number, share: bar.update(tasks[number], completed=share))
+        arms = {arm.label for arm in comparison.arms}
+        facts = [fact for arm, fact in zip(file.arms, facts, strict=True) if arm.label in arms]
+        jobs = [(arm, seed) for arm in comparison.arms for seed in arm.study.seeds]
         write_comparison(folder, comparison, facts=list(facts), detailed=detailed, csv=csv)
         runs = {arm.label: results[0] for arm, results in zip(comparison.arms, comparison.results, strict=True)}
         draw(folder / "plot.png", study.name, runs, comparison.differences)
+        write_report(folder / "report.html", comparison, list(facts), assumed, partial=comparison.partial)
         results = [result for of_arm in comparison.results for result in of_arm]
         speeds = {f"{arm.label}, seed {seed}": r.speed for (arm, seed), r in zip(jobs, results, strict=True)}
         run_json = run_facts(speeds, sys.argv[1:], time.perf_counter() - started)
         (folder / "run.json").write_text(to_json(run_json), encoding="utf-8")
     print_comparison(console, comparison, assumed)
-    console.print(f"Written to {target}: tables, summary.json, run.json, config.yaml, plot.png", highlight=False)
+    console.print(f"Written to {target}: tables, summary.json, run.json, config.yaml, plot.png, report.html",
+                  highlight=False)
     write_json(json, {**comparison.summary(), **shared(list(facts))})
+    _end_partial(console, comparison.partial)
 
 
 def sweep_study(
@@ -128,6 +140,7 @@ def sweep_study(
                   highlight=False)
     begin_folder(target)
     failed: list[tuple[Run, str]] = []
+    partial = ""
     if missing:
         processes = min(processes or os.cpu_count() or 1, len(missing))
         of_arm = {arm.label: workload for arm, workload in zip(file.arms, workloads, strict=True)}
@@ -153,12 +166,13 @@ def sweep_study(
             except BrokenExecutor as error:
                 raise SimcoreError(f"a process died ({error}); finished runs are kept in {target}: start again") from None
             except KeyboardInterrupt:
-                raise SystemExit(_interrupted(target)) from None
+                partial = f"interrupted: {len(sweep.results)} of {len(sweep.runs)} runs; start again to play the rest"
     arms = sweep.arms()
     summary: dict[str, Any] = {
         "axes": {axis: list(dict.fromkeys(run.values[axis] for run in sweep.runs)) for axis in sweep.axes},
         "window": study.window, "runs": len(sweep.runs), "finished": len(sweep.results), "arms": arms,
         "oracles": {arm.label: found for arm in file.arms if (found := oracles(arm.study, file.folder))},
+        **({"partial": partial} if partial else {}),
         "failed": [{"arm": run.arm.label, "seed": run.seed, "error": error} for run, error in failed],
     }
     if arms:
@@ -167,6 +181,10 @@ def sweep_study(
         put_whole(target / "sweep.csv", lambda place: frame.to_csv(place, index=False))
         field = summary_field(study.compare.headline)
         put_whole(target / "plot.png", lambda place: draw_sweep(place, study.name, sweep.axes, arms, field))
+        assumed = _facts(file.arms[0].study, workloads[0], file.folder)[1]
+        speed = {"wall_seconds": time.perf_counter() - started}
+        put_whole(target / "report.html", lambda place: write_sweep_report(
+            place, study, arms, assumed, speed=speed, partial=partial))
         console.print(sweep_table(f"simcore sweep | {study.name}", arms, with_slo=study.limits != Slo()))
     if len(arms) > MOST_LINES:
         console.print(f"... and {len(arms) - MOST_LINES} arms more, in sweep.csv", highlight=False)
@@ -183,8 +201,10 @@ def sweep_study(
     console.print("Assumed, of the first arm:", style="bold")
     for line in _facts(file.arms[0].study, workloads[0], file.folder)[1]:
         console.print(f"  {line}", highlight=False, style="dim", soft_wrap=True)
-    console.print(f"Written to {target}: sweep.parquet, sweep.csv, summary.json, plot.png, runs", highlight=False)
+    console.print(f"Written to {target}: sweep.parquet, sweep.csv, summary.json, plot.png, report.html, runs",
+                  highlight=False)
     write_json(json, summary)
+    _end_partial(console, partial)
     if failed:
         raise SimcoreError(failures(sweep, failed))
 
@@ -202,9 +222,11 @@ def _print_windows(console: Console, arms: list[dict[str, Any]]) -> None:
         console.print(f"... and {len(lines) - MOST_LINES} runs more, in summary.json", highlight=False)
 
 
-def _interrupted(target: Path) -> int:
-    print(f"interrupted; finished runs are kept in {target}: start again to play the rest", file=sys.stderr)
-    return 130
+def _end_partial(console: Console, partial: str) -> None:
+    """What Ctrl-C left has been written and says so; the exit code is that of an interrupt."""
+    if partial:
+        console.print(f"PARTIAL: {partial}", style="bold yellow", highlight=False)
+        raise SystemExit(130)
 
 
 def map_sweep(folder: Path, x: str, y: str, metric: str, json: Path | None) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from simcore.errors import ConfigError
 from simcore.experiments.run import build_deployment, build_policies, build_workload, count_window, oracles, play_arms
@@ -35,6 +35,7 @@ class Comparison:
     carriers: dict[str, pd.DataFrame]
     oracles: dict[str, list[str]]
     windows: dict[str, Window]  # each arm's own; what counts in all of them is the latest
+    partial: str = ""  # what Ctrl-C left, where it ended the runs
 
     @property
     def table(self) -> pd.DataFrame:
@@ -50,6 +51,7 @@ class Comparison:
             "arms": {arm.label: [r.summary for r in results] for arm, results in zip(self.arms, self.results, strict=True)},
             "differences": {arm: [{**vars(d), "known": d.known} for d in ds] for arm, ds in self.differences.items()},
             "headline": self.headline,
+            **({"partial": self.partial} if self.partial else {}),
             "first_parting_decision": self.parting,
             "oracles": self.oracles,
             "carriers": {arm: frame.to_dict("records") for arm, frame in self.carriers.items()},
@@ -105,7 +107,8 @@ def check(file: StudyFile, arms: list[Arm], seed: int | None = None, *, paired: 
 def compare(
     file: StudyFile, *, processes: int | None = None, report: Callable[[int, float], Any] | None = None
 ) -> Comparison:
-    """Run all arms and compare each with the first. Raises ConfigError when there is nothing to compare."""
+    """Run all arms and compare each with the first. Ctrl-C leaves a comparison of what was finished by then. Raises
+    ConfigError when there is nothing to compare."""
     require_arms(file)
     headline = file.study.compare.headline
     workloads = check(file, file.arms)
@@ -115,7 +118,8 @@ def compare(
         raise ConfigError(file.document.where(("compare", "headline")), "compare.headline", found=headline,
                           why="no program of this workload has a second turn", allowed=", ".join(metrics))
     whole = [Arm(arm.label, arm.study.model_copy(update={"window": "all"})) for arm in file.arms]
-    results = play_arms(file, whole, processes=processes or os.cpu_count() or 1, report=report)
+    played = play_arms(file, whole, processes=processes or os.cpu_count() or 1, report=report)
+    file, results, partial = _finished(file, played)
     labels = [arm.label for arm in file.arms]
     windows, tables = _windowed(file, results)
     by_unit = {"requests": tables, "programs": [[programs_of(run.programs) for run in runs] for runs in results]}
@@ -144,8 +148,29 @@ def compare(
         {labels[k]: _parting(results[0][0], results[k][0]) for k in range(1, len(labels))},
         {labels[k]: _carriers(tables[0][0], tables[k][0]) for k in range(1, len(labels))},
         {arm.label: found for arm in file.arms if (found := oracles(arm.study, file.folder))},
-        dict(zip(labels, windows, strict=True)),
+        dict(zip(labels, windows, strict=True)), partial,
     )
+
+
+def _finished(file: StudyFile, played: list[list[RunResult | None]]) -> tuple[StudyFile, list[list[RunResult]], str]:
+    """The study narrowed to what was played: to the seeds under which every arm was; where there is none, to the arms that
+    were played under all seeds. Raises KeyboardInterrupt where that leaves nothing to compare."""
+    seeds = file.study.seeds
+    rows = [k for k in range(len(seeds)) if all(runs[k] is not None for runs in played)]
+    arms = list(range(len(file.arms)))
+    if len(rows) == len(seeds):
+        return file, cast("list[list[RunResult]]", played), ""
+    if not rows:
+        rows = list(range(len(seeds)))
+        arms = [a for a in arms if all(run is not None for run in played[a])]
+        if len(arms) < 2 or arms[0]:
+            raise KeyboardInterrupt
+    kept = {"seeds": [seeds[k] for k in rows]}
+    narrowed = replace(
+        file, study=file.study.model_copy(update=kept),
+        arms=[Arm(file.arms[a].label, file.arms[a].study.model_copy(update=kept)) for a in arms])
+    said = f"interrupted: {len(arms)} of {len(file.arms)} arms, {len(rows)} of {len(seeds)} seeds"
+    return narrowed, [[cast("RunResult", played[a][k]) for k in rows] for a in arms], said
 
 
 def _windowed(file: StudyFile, results: list[list[RunResult]]) -> tuple[list[Window], list[list[pd.DataFrame]]]:

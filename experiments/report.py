@@ -124,7 +124,7 @@ def assumptions(study: Study, capacity: KvCapacity, cost: str, notes: Sequence[s
     return lines + [f"workload: {note}" for note in notes]
 
 
-def _window_lines(comparison: Comparison) -> list[str]:
+def window_lines(comparison: Comparison) -> list[str]:
     """What of the runs counts, and why an arm shows no mean."""
     windows = comparison.windows
     if comparison.file.study.window == "all":
@@ -142,7 +142,7 @@ def print_comparison(console: Console, comparison: Comparison, assumed: Sequence
     title = f"simcore | {study.name}" + (f" | seed {study.seeds[0]}" if len(study.seeds) > 1 else "")
     console.print(metrics_table(title, summaries))
     console.print(differences_table(comparison))
-    for line in _window_lines(comparison):
+    for line in window_lines(comparison):
         console.print(line, highlight=False, soft_wrap=True)
     for label, text in comparison.parting.items():
         console.print(f"First parting of {label}: {text}", style="dim", highlight=False)

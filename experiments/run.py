@@ -12,7 +12,10 @@ from simcore.errors import ConfigError, TraceError
 from simcore.experiments.study import (
     AgentsWorkload,
     Arm,
-    PoissonWorkload,
+    DiurnalWorkload,
+    FittedWorkload,
+    GammaWorkload,
+    GeneratedWorkload,
     PolicyConfig,
     ProgramStarts,
     Study,
@@ -35,6 +38,8 @@ from simcore.traces.agent_generator import generate_agents
 from simcore.traces.agents import first_programs, start_programs, with_workers
 from simcore.traces.clone import clone_sessions, resample_sessions
 from simcore.traces.generate import poisson
+from simcore.traces.generate_arrivals import diurnal, gamma
+from simcore.traces.generate_fitted import fit, generate_fitted
 from simcore.traces.read import SHIPPED, read
 from simcore.traces.transform import dequantise, head, shrink, slice_time, thin
 from simcore.traces.workload import Workload
@@ -56,7 +61,7 @@ def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
     key, or TraceError naming the trace's file and line."""
     if config.generate is not None:
         with _of_key("workload.generate"):
-            workload = _generate(config.generate, seed)
+            workload = _generate(config.generate, folder, seed)
     else:
         assert config.trace is not None
         path = Path(config.trace) if config.trace in SHIPPED else folder / config.trace
@@ -97,13 +102,37 @@ def build_workload(config: WorkloadConfig, folder: Path, seed: int) -> Workload:
     return workload
 
 
-def _generate(g: PoissonWorkload | AgentsWorkload, seed: int) -> Workload:
+def _generate(g: GeneratedWorkload, folder: Path, seed: int) -> Workload:
     if isinstance(g, AgentsWorkload):
         return generate_agents(g.name, g.programs, rate=0.0, seed=seed, turn_multiplier=g.turn_multiplier)
+    if isinstance(g, FittedWorkload):
+        return _fitted(g, folder, seed)
+    if isinstance(g, DiurnalWorkload):
+        return diurnal(
+            g.requests, g.rates, _lengths(g.input_tokens), _lengths(g.output_tokens), seed, period=g.period, start=g.begin,
+            cv=g.cv, prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
+        )
+    if isinstance(g, GammaWorkload):
+        return gamma(
+            g.requests, g.rate, g.cv, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
+            prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
+        )
     return poisson(
         g.requests, g.rate, _lengths(g.input_tokens), _lengths(g.output_tokens), seed,
         prefix_groups=g.prefix_groups, prefix_tokens=g.prefix_tokens,
     )
+
+
+def _fitted(g: FittedWorkload, folder: Path, seed: int) -> Workload:
+    path = Path(g.trace) if g.trace in SHIPPED else folder / g.trace
+    if g.trace not in SHIPPED and not path.is_file():
+        raise ConfigError("workload.generate.trace", found=g.trace, why=f"no such file in {folder}",
+                          allowed=f"a shipped trace ({', '.join(SHIPPED)}) or the path of a file")
+    try:
+        workload = read(str(path), g.format, **g.options)
+    except TraceError as error:
+        raise ConfigError("workload.generate.trace", why=str(error)) from None
+    return generate_fitted(fit(workload, g.window), g.programs, seed, rate=g.rate_factor, context=g.context)
 
 
 def _start(workload: Workload, start: ProgramStarts, seed: int) -> Workload:
@@ -237,9 +266,11 @@ def oracles(study: Study, folder: Path) -> list[str]:
 
 
 def play(
-    job: Job, progress: Callable[[float], Any] | None = None, workload: Workload | None = None
+    job: Job, progress: Callable[[float], Any] | None = None, workload: Workload | None = None, *,
+    interruptible: bool = False,
 ) -> RunResult:
-    """Build and run one job, on its workload if that was built before. Its summary is that of the study's window."""
+    """Build and run one job, on its workload if that was built before. Its summary is that of the study's window.
+    `interruptible`: see serve."""
     study = job.study
     deployment, _ = build_deployment(study, job.folder)
     policies = build_policies(study, job.folder)
@@ -247,7 +278,8 @@ def play(
         build_workload(study.workload, job.folder, job.seed) if workload is None else workload, deployment, policies,
         slo=study.limits, usd_per_gpu_hour=study.cost.usd_per_gpu_hour, seed=job.seed, horizon=study.horizon,
         sample_every=study.sample_every, progress=progress,
-        tool_slots={name: tool.slots for name, tool in study.tools.items()},
+        tool_slots={name: tool.slots for name, tool in study.tools.items()}, interruptible=interruptible,
+        clients=study.clients, events=study.events, view_delay=study.cluster.view_delay,
     )
     count_window(study, result, Window("all") if study.window == "all" else find_window([result.requests]))
     return result
@@ -262,10 +294,11 @@ def count_window(study: Study, result: RunResult, window: Window) -> None:
 
 def play_arms(
     file: StudyFile, arms: Sequence[Arm], *, processes: int, report: Callable[[int, float], Any] | None = None
-) -> list[list[RunResult]]:
-    """Every arm under every seed: results[arm][seed]. Results do not depend on the number of processes."""
+) -> list[list[RunResult | None]]:
+    """Every arm under every seed: results[arm][seed], None where Ctrl-C came first. Results do not depend on the number of
+    processes."""
     jobs = [Job(arm.study, file.folder, seed) for arm in arms for seed in arm.study.seeds]
-    results = iter(fan_out(play, jobs, processes=processes, report=report))
+    results = iter(fan_out(play, jobs, processes=processes, report=report, keep=True))
     return [[next(results) for _ in arm.study.seeds] for arm in arms]
 
 

@@ -149,6 +149,35 @@ def compare_metric(
                       int(blocks.max(initial=-1)) + 1, "time blocks", metric.less_is_better, why, left_out)
 
 
+@dataclass(frozen=True)
+class Level:
+    """A metric of one arm. `low` and `high`: its 95% interval, NaN where there is none (`why` says so)."""
+
+    value: float
+    low: float
+    high: float
+    units: int  # independent blocks or seeds behind the interval
+    method: str
+    why: str = ""
+
+
+def level_of(metric: Metric, tables: Sequence[pd.DataFrame], slo: Slo, *, by_seed: bool) -> Level:
+    """A metric of one arm with its interval, over seeds or over blocks of time; `tables[k]`: the requests of seed k."""
+    per_seed = [_paired(metric, table, table, slo) for table in tables]
+    if by_seed:
+        values = np.array([_statistic(metric, p.b, p.wb) for p in per_seed]) * metric.scale
+        n, value = len(values), float(values.mean())
+        half = _t(n - 1) * float(values.std(ddof=1)) / float(np.sqrt(n)) if n > 1 else float("nan")
+        return Level(value, value - half, value + half, n, "seeds", "" if n > 1 else "one seed")
+    a, b, wa, wb, arrival, e2e = (np.concatenate(c) for c in zip(*(p.columns() for p in per_seed), strict=True))
+    value = _statistic(metric, b, wb) * metric.scale
+    ended = e2e[~np.isnan(e2e)]
+    blocks, why = time_blocks(arrival, float(ended.mean()) if len(ended) else float("nan"))
+    alone = _Pair(np.zeros(len(a)), b, wa, wb, arrival, e2e)  # the difference to an arm that is zero throughout
+    half = _block_half_width(metric, alone, blocks) * metric.scale if not why else float("nan")
+    return Level(value, value - half, value + half, int(blocks.max(initial=-1)) + 1, "time blocks", why)
+
+
 @dataclass
 class _Pair:
     """Requests for which both arms have the metric: values, denominators, arrival and mean E2E of the two."""

@@ -15,6 +15,7 @@ from simcore.config import Document, Seconds, parse_value
 from simcore.errors import ConfigError
 from simcore.models.calibrated import CalibratedConfig
 from simcore.models.engine import EngineSettings
+from simcore.models.failures import Clients, Event, check_events
 from simcore.models.metrics import Slo
 from simcore.models.roofline import RooflineAssumptions
 
@@ -52,6 +53,42 @@ class AgentsWorkload(Strict):
     turn_multiplier: Annotated[float, Field(gt=0, description="turns of a program; its tokens stay")] = 1.0
 
 
+class GammaWorkload(PoissonWorkload):
+    """Bursts: gaps of a Gamma law with coefficient of variation `cv`; the rest as in PoissonWorkload."""
+
+    kind: Literal["gamma"]  # type: ignore[assignment]
+    rate: Above0
+    cv: Annotated[float, Field(gt=0, le=100, description="of the gaps; 1 = Poisson, above 1 = bursts")]
+
+
+class DiurnalWorkload(Strict):
+    """The rate follows the time of day: `rates` hold for equal parts of the period, one after the other."""
+
+    kind: Literal["diurnal"]
+    requests: Annotated[int, Field(ge=1)]
+    rates: Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1, description="requests/s")]
+    period: Seconds = Field(86400.0, gt=0)
+    begin: Seconds = Field(0.0, ge=0, description="time of day at which the run starts")
+    cv: Annotated[float, Field(gt=0, le=100, description="of the gaps; 1 = Poisson")] = 1.0
+    input_tokens: Annotated[int, Field(ge=1)] | Lognormal | list[Annotated[int, Field(ge=1)]]
+    output_tokens: Annotated[int, Field(ge=1)] | Lognormal | list[Annotated[int, Field(ge=1)]]
+    prefix_groups: Annotated[int, Field(ge=0)] = 0
+    prefix_tokens: Annotated[int, Field(ge=0)] = 0
+
+
+class FittedWorkload(Strict):
+    """Programs like those of a trace: rate and CV of their starts by window, turns, lengths and pauses (all empirical)."""
+
+    kind: Literal["fitted"]
+    trace: str
+    format: str | None = None
+    options: dict[str, Any] = {}
+    window: Seconds = Field(300.0, gt=0)
+    programs: Annotated[int, Field(ge=1)]
+    rate_factor: Annotated[float, Field(gt=0, allow_inf_nan=False, description="times the trace's rate")] = 1.0
+    context: Annotated[int, Field(ge=1, description="tokens; a program ends before a longer turn")] = 131072
+
+
 class ProgramStarts(Strict):
     """When programs (sessions) start: by a Poisson process of `rate` programs/s (0 = all at once), or each as soon as one of
     `workers` is free."""
@@ -81,8 +118,11 @@ def _by_kind(default: str) -> Discriminator:
     return Discriminator(kind)
 
 
+GeneratedWorkload = PoissonWorkload | AgentsWorkload | GammaWorkload | DiurnalWorkload | FittedWorkload
 Generated = Annotated[
-    Annotated[PoissonWorkload, Tag("poisson")] | Annotated[AgentsWorkload, Tag("agents")], _by_kind("poisson")]
+    Annotated[PoissonWorkload, Tag("poisson")] | Annotated[AgentsWorkload, Tag("agents")]
+    | Annotated[GammaWorkload, Tag("gamma")] | Annotated[DiurnalWorkload, Tag("diurnal")]
+    | Annotated[FittedWorkload, Tag("fitted")], _by_kind("poisson")]
 StepCosts = Annotated[
     Annotated[RooflineAssumptions, Tag("roofline")] | Annotated[CalibratedConfig, Tag("calibrated")], _by_kind("roofline")]
 
@@ -132,6 +172,7 @@ class ClusterConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     gpu: str = "h100-sxm"
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    view_delay: Annotated[Seconds, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="s; most that routers lag")
 
 
 class ToolConfig(Strict):
@@ -189,6 +230,8 @@ class Study(Strict):
     cluster: ClusterConfig = ClusterConfig()
     engine: EngineSettings = EngineSettings()
     tools: dict[str, ToolConfig] = {}
+    clients: Clients | None = Field(None, description="who gives up, and sends again")
+    events: list[Event] = Field([], description="replicas that are killed, drained or restarted")
     cost_model: StepCosts = RooflineAssumptions()
     policies: PoliciesConfig = PoliciesConfig()
     slo: SloConfig = SloConfig()
@@ -278,6 +321,7 @@ def read_study(
         document.put("compare.vary", axes, f"--vary {' '.join(vary)}")
     study = document.validate(Study)
     _check_window(study, document)
+    _check_events(study, document)
     axes = study.compare.vary
     for key, values in axes.items():
         if key.split(".")[0] in ("slo", "compare", "name", "folder", "window"):
@@ -293,6 +337,7 @@ def read_study(
             variant.put(key, value, document.where(("compare", "vary", key)))
         checked = variant.validate(Study)
         _check_window(checked, document)
+        _check_events(checked, variant)
         named = ", ".join(
             label(key, value) if len(axes) == 1 else f"{key.split('.')[-1]}={label(key, value)}"
             for key, value in zip(axes, chosen, strict=True))
@@ -311,6 +356,16 @@ def _check_window(study: Study, document: Document) -> None:
                else "all requests arrive at once, so that there is no steady state")
         raise ConfigError(document.where(("window",)), "window", found="steady", why=why,
                           allowed="all, or steady with workload.generate at a rate above 0")
+
+
+def _check_events(study: Study, document: Document) -> None:
+    """Raises ConfigError for events that cannot be, with their line."""
+    try:
+        check_events(study.events, study.cluster.replicas)
+    except ConfigError as error:
+        key = error.where + (f".{error.key}" if error.key else "")
+        where = document.where(tuple(key.split(".")))
+        raise ConfigError(where, key, found=error.found, allowed=error.allowed, why=error.why) from None
 
 
 def label(key: str, value: Any) -> str:

@@ -25,7 +25,7 @@ import simcore
 from simcore.errors import BadInput
 from simcore.experiments.output import study_facts, write_run
 from simcore.experiments.run import Job, build_workload, play
-from simcore.experiments.study import Arm, CompareConfig, Study, StudyFile, label
+from simcore.experiments.study import Arm, CompareConfig, FittedWorkload, Study, StudyFile, label
 from simcore.files import to_json, whole_folder
 from simcore.models.calibrated import CalibratedConfig
 from simcore.models.decision_points import KINDS
@@ -199,6 +199,9 @@ def _inputs(study: Study, folder: Path) -> Iterator[tuple[str, Path]]:
         yield "cost_model.file", folder / study.cost_model.file
     if study.workload.trace is not None and study.workload.trace not in SHIPPED:
         yield "workload.trace", folder / study.workload.trace
+    generated = study.workload.generate
+    if isinstance(generated, FittedWorkload) and generated.trace not in SHIPPED:
+        yield "workload.generate.trace", folder / generated.trace
     for key, name in (("model", study.llm.name), ("cluster.gpu", study.cluster.gpu)):
         path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
         if path.is_file():

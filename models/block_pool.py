@@ -124,6 +124,10 @@ class BlockPool:
         if twins is not None and not twins:
             del self._twins[key]
 
+    def keys(self) -> frozenset[int]:
+        """Of all blocks that can be found now."""
+        return frozenset(self._found)
+
     def check(self) -> None:
         """Raise AssertionError if a block is lost, free and held at once, or found under a key that it has not."""
         for block in range(1, self.num_blocks):

@@ -29,11 +29,13 @@ REQUEST_COLUMNS = {
     "reload_time": "float64",
 }
 
+_HOW_IT_ENDED = {"refused": "was refused", "timed_out": "timed out", "failed": "failed"}
 PACK_EVERY = 16_384  # ended requests between two packings of the tables
 
 
 class Cluster:
-    """Plays a workload against replicas. Every request ends as finished, refused, cancelled or unfinished."""
+    """Plays a workload against replicas. Every request ends as finished, refused, cancelled or unfinished (under failures
+    also as timed out or failed: failing_cluster.py)."""
 
     def __init__(
         self, sim: Simulation, workload: Workload, replicas: Sequence[Replica], router: ReplicaRouting, recorder: Recorder,
@@ -143,7 +145,11 @@ class Cluster:
         if self._tells_arrivals:
             gap = self._gap(request)
             self._program_live[program] = self._program_live.get(program, 0) + 1
-        router = self.router
+        self._send(request, gap, now)
+
+    def _send(self, request: Request, gap: float, now: float) -> None:
+        """Route the request, and hand it to its replica."""
+        router, i = self.router, request.id
         answer = router.route(view_of(request, router), self._views, now)
         if type(answer) is not int or not 0 <= answer < len(self.replicas):
             answer = self._checked(answer, now)
@@ -222,8 +228,8 @@ class Cluster:
                     self.tools.call(i, calls, after, self._arrive, (i,))
                     if len(calls) > 1 or (calls and self.tools.limited):
                         self._called[i] = now
-        elif status == "refused":
-            self._cancel_dependents(request.id)
+        elif status != "cancelled":
+            self._cancel_dependents(request.id, status=status)
         if self._counts_turns:
             self._turn_is_over(request.program, now)
         if self._progress is not None:
@@ -244,18 +250,18 @@ class Cluster:
         if self._tells_ends:
             self._tell(ProgramEnded(now, program))
 
-    def _cancel_dependents(self, first: int, why: str = "") -> None:
+    def _cancel_dependents(self, first: int, why: str = "", status: str = "refused") -> None:
         """Cancel all that waits for it, directly or not (a loop: a session may have more turns than Python has frames)."""
-        gone = [(first, "refused")]
+        gone = [(first, _HOW_IT_ENDED[status])]
         while gone:
-            k, status = gone.pop()
+            k, how = gone.pop()
             for i in self._dependents.get(k, ()):
                 if self._unmet[i] >= 0:
                     self._unmet[i] = -1
                     request = self._request(i, nan)
                     request.ended = self.sim.now
-                    self._record(request, "cancelled", why or f"waits for request {k}, which was {status}")
-                    gone.append((i, "cancelled"))
+                    self._record(request, "cancelled", why or f"waits for request {k}, which {how}")
+                    gone.append((i, "was cancelled"))
 
     # --- policies -----------------------------------------------------------------------------------------------------
 

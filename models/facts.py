@@ -51,11 +51,13 @@ class Admitted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded(Fact):
-    """`service`: seconds spent in the running list, preempted stays included."""
+    """`service`: seconds spent in the running list, preempted stays included. `aborted`: the client gave up, or the
+    replica was killed; the turn may come again, under the same id."""
 
     request: int
     program: int
     service: float
+    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

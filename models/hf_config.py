@@ -84,16 +84,27 @@ def _load_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
 # Keys that change neither a size nor a time. Positions, norms' epsilons, routing weights and losses do not; nor does
 # torch_dtype: engines load in 16 bits.
 _IGNORED = frozenset((
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "bos_token_id", "dtype",
-    "embd_pdrop", "eos_token_id", "hidden_act", "hidden_dropout", "id2label", "initial_context_length",
-    "initializer_range", "label2id", "max_length", "norm_topk_prob", "output_attentions", "output_hidden_states",
-    "output_router_logits", "pad_token_id", "partial_rotary_factor", "pretraining_tp", "resid_pdrop", "return_dict",
-    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "router_aux_loss_coef", "router_jitter_noise",
-    "swiglu_limit", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "unk_token_id",
-    "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "attention_dropout",
+    "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id",
+    "finetuning_task", "gradient_checkpointing", "hidden_act", "hidden_dropout", "id2label", "initial_context_length",
+    "initializer_range", "is_llama_config", "label2id", "max_length", "max_sequence_length", "model_max_length",
+    "neftune_noise_alpha", "norm_topk_prob", "original_max_position_embeddings", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pad_token", "pad_token_id", "partial_rotary_factor", "pretraining_tp",
+    "problem_type", "resid_pdrop", "return_dict", "rms_norm_eps", "rope_interleaved", "rope_parameters", "rope_scaling",
+    "rope_theta", "router_aux_loss_coef", "router_jitter_noise", "sep_token_id", "swiglu_limit", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "unsloth_fixed",
+    "unsloth_version", "use_cache",
 ))  # fmt: skip
 _IGNORED_QUANTIZATION = frozenset((
     "global_compression_ratio", "quantization_status", "version", "sparsity_config", "transform_config",
+))  # fmt: skip
+# Of AWQ and GPTQ checkpoints: how they were made, and which kernels run them.
+_IGNORED_INT4 = frozenset((
+    "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "checkpoint_format", "damp_percent",
+    "damp_auto_increment", "dataset", "desc_act", "do_fuse", "exllama_config", "fuse_max_seq_len", "is_marlin_format",
+    "max_input_length", "meta", "mse", "model_file_base_name", "model_name_or_path", "model_seqlen",
+    "module_name_preceding_first_block", "modules_to_fuse", "pad_token_id", "pack_dtype", "quantizer", "static_groups",
+    "sym", "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "version", "zero_point",
 ))  # fmt: skip
 
 
@@ -185,10 +196,15 @@ def _attentions(config: _Reader, family: str, hidden: int, n_layers: int) -> lis
     if config.any("head_dim") is None and hidden % heads:
         raise config.fail("num_attention_heads", f"a divisor of hidden_size = {hidden}, where there is no head_dim")
     qwen3, gpt_oss = family in ("qwen3", "qwen3_moe"), family == "gpt_oss"
+    config.only("is_encoder_decoder", False, None)
+    config.only("add_cross_attention", False, None)
+    config.only("use_mrope", False, None)
+    config.only("qkv_bias", family == "qwen2", None)
+    config.only("use_qk_norm", qwen3, None)
     # Qwen3 and gpt-oss have heads that are not hidden / heads wide, so guessing would be wrong.
     head_dim = config.count("head_dim", None if qwen3 or gpt_oss else hidden // heads)
     bias = config.flag("attention_bias", gpt_oss)
-    qkv = Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias)
+    qkv = Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias or family == "qwen2")  # Qwen2's, whatever the key says
     out = Linear(heads * head_dim, hidden, bias)
     vectors = (2 * head_dim if qwen3 else 0) + (heads if gpt_oss else 0)
     return [
@@ -200,8 +216,9 @@ def _attentions(config: _Reader, family: str, hidden: int, n_layers: int) -> lis
 def _windows(config: _Reader, family: str, n_layers: int) -> list[int | None]:
     """The sliding window of each layer in tokens, None for full attention."""
     window = config.count("sliding_window") if config.any("sliding_window") is not None else None
-    first_windowed = config.count("max_window_layers", n_layers) if family.startswith("qwen3") else 0
-    if family.startswith("qwen3") and not config.flag("use_sliding_window"):
+    qwen = family.startswith("qwen")
+    first_windowed = config.count("max_window_layers", n_layers) if qwen else 0
+    if qwen and not config.flag("use_sliding_window"):
         window = None
     kinds = config.items("layer_types")
     if not kinds:
@@ -243,6 +260,7 @@ def _gpt_oss(config: _Reader, hidden: int, n_layers: int) -> list[GatedMlp | Mix
 
 def _qwen3_moe(config: _Reader, hidden: int, n_layers: int) -> list[GatedMlp | MixtureOfExperts]:
     """Layer i is sparse if (i + 1) is a multiple of decoder_sparse_step and i is not in mlp_only_layers."""
+    config.only("shared_expert_intermediate_size", 0, None)
     step, dense_layers = config.count("decoder_sparse_step", 1), config.items("mlp_only_layers")
     moe = _moe(config, hidden, "num_experts", "moe_intermediate_size")
     dense = _gated_mlp(hidden, config.count("intermediate_size"))
@@ -252,6 +270,7 @@ def _qwen3_moe(config: _Reader, hidden: int, n_layers: int) -> list[GatedMlp | M
 _FAMILIES: dict[str, Callable[[_Reader, int, int], list[GatedMlp | MixtureOfExperts]]] = {
     "llama": _dense,
     "mistral": _dense,
+    "qwen2": _dense,
     "qwen3": _dense,
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
@@ -287,10 +306,18 @@ def _stored_dtype(config: _Reader) -> str:
     elif method == "compressed-tensors":
         _check_kept(quant, "ignore", _KEPT)
         quant.only("kv_cache_scheme", None)
-        quant.only("format", "float-quantized", "naive-quantized")
+        quant.only("format", "float-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized")
         dtype = _compressed_tensors_dtype(quant)
+    elif method in ("awq", "gptq"):
+        for key, allowed in (("bits", 4), ("group_size", 128)):
+            if quant.any(key) != allowed:
+                raise quant.fail(key, str(allowed))
+        quant.only("lm_head", False)
+        _check_kept(quant, "modules_to_not_convert", _KEPT)
+        quant.finish(_IGNORED_INT4)
+        return "int4"
     else:
-        raise quant.fail("quant_method", "fp8, compressed-tensors (8-bit float), or mxfp4 with model_type gpt_oss")
+        raise quant.fail("quant_method", "fp8, awq, gptq, compressed-tensors, or mxfp4 with model_type gpt_oss")
     quant.finish(_IGNORED_QUANTIZATION)
     return dtype
 
@@ -301,13 +328,19 @@ def _compressed_tensors_dtype(quant: _Reader) -> str:
         (group,) = groups.values()
         weights = group["weights"]
         found = (weights["type"], weights["num_bits"], weights["strategy"], weights.get("block_structure"))
+        size = weights.get("group_size")
     except (AttributeError, KeyError, TypeError, ValueError):
         raise quant.fail("config_groups", "one group with type, num_bits and strategy of its weights") from None
     if found[:3] in (("float", 8, "tensor"), ("float", 8, "channel")):
         return "fp8"
     if found == ("float", 8, "block", [128, 128]):
         return "fp8_block"
-    raise quant.fail("config_groups", "8-bit float weights, scaled per tensor, per channel or per 128 x 128 block")
+    if found[:3] == ("int", 4, "group") and size == 128:
+        return "int4"
+    if found[:3] == ("float", 4, "tensor_group") and size == 16:
+        return "nvfp4"
+    raise quant.fail("config_groups", "8-bit float weights, scaled per tensor, per channel or per 128 x 128 block; "
+                     "4-bit integers, 128 to a group; or NVFP4")
 
 
 def _check_kept(quant: _Reader, key: str, kept: tuple[str, ...]) -> None:

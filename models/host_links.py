@@ -30,14 +30,24 @@ class HostLinks:
         self._network = network
         self._replica = replica
         self._table = table
+        self._is_cut = False
 
     def start(self, copy: StartLoad | StartStore, done: Callable[[StartLoad | StartStore, float], None]) -> None:
         """Begin a copy now; `done(copy, seconds)` is called when its last byte has arrived."""
 
         def ended(flow: Flow) -> None:
+            if self._is_cut:
+                return
             seconds = flow.ended - flow.started
             self.bytes[copy.link] += flow.bytes
             self._table.append((flow.ended, self._replica, copy.link, copy.request.id, flow.bytes, seconds))
             done(copy, seconds)
 
         self._network.start(Flow(copy.bytes, (self.links[copy.link],)), ended)
+
+    def cut(self) -> None:
+        """The process that copied is gone: no copy arrives any more."""
+        self._is_cut = True
+        for link in self.links.values():
+            for flow in list(link.flows.values()):
+                self._network.cancel(flow)

@@ -10,6 +10,8 @@
 - goodput: requests that meet every limit of the SLO, per second.
 - utilisation: share of the duration in which a replica's device works, mean over replicas.
 - duration: first arrival to last end, or to the horizon where that cut the run.
+- Under failures a request's arrival is that of its first attempt, and its tokens are those of its last: TTFT and E2E are
+  what the client sees. `failed` counts all that did not finish; `killed` those of status failed.
 """
 
 from __future__ import annotations
@@ -204,6 +206,7 @@ def summarise(
         "refused": int(status.get("refused", 0)),
         "cancelled": int(status.get("cancelled", 0)),
         "unfinished": int(status.get("unfinished", 0)),
+        **_attempts(requests, status),
         "preemptions": int(requests["preemptions"].sum()),
         "prefix_cache_hit_rate": _rate(int(admitted["cached_tokens"].sum()), int(admitted["input_tokens"].sum())),
         "utilization": float(np.mean(busy_seconds)) / duration if duration > 0 else float("nan"),
@@ -216,6 +219,17 @@ def summarise(
         out["usd"] / (good_tokens / 1e6) if out["usd"] is not None and good_tokens else None
     )
     return out
+
+
+def _attempts(requests: pd.DataFrame, status: pd.Series) -> dict[str, int]:
+    """What a summary says of clients that give up and replicas that die; nothing where there are none."""
+    if "attempts" not in requests:
+        return {}
+    attempts = requests["attempts"].to_numpy()
+    return {
+        "timed_out": int(status.get("timed_out", 0)), "killed": int(status.get("failed", 0)),
+        "retried": int((attempts > 1).sum()), "attempts": int(attempts.sum()),
+    }
 
 
 def host_hit_rate(requests: pd.DataFrame) -> float:

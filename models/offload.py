@@ -27,6 +27,7 @@ class Offload(PolicyDesk):
         super().__init__(admission, retention, listeners, log, replica)
         self.tier = tier
         self.effects: list[Effect] = []  # what must happen outside, since the replica was last told
+        self.orphans: dict[Request, list[int]] = {}  # aborted while loading -> blocks that their copies still write to
         self._hears_flows = self._listeners.wants(FlowEnded)
 
     @property
@@ -89,6 +90,9 @@ class Offload(PolicyDesk):
 
     def _loaded(self, request: Request, tokens: int, seconds: float) -> None:
         assert self.tier is not None
+        if request in self.orphans:
+            self.pool.give_back(self.orphans.pop(request))
+            return
         block = self.tier.block_size
         first = request.computed // block
         request.computed += tokens

@@ -131,9 +131,7 @@ class PolicyDesk:
             request.service += now - request.running_since
         request.state = "finished"
         if self.pins:
-            pin = self.pins.get(request.program)
-            if pin is not None and pin.consumed == "turn_end":
-                self._drop_pin(request.program, "consumed")
+            self._consume_at_end(request)
         if self._hears_ended:
             self._tell(TurnEnded(now, request.id, request.program, request.service))
         if not self._asks_turn_end or not request.blocks:
@@ -155,6 +153,11 @@ class PolicyDesk:
         else:
             raise PolicyError(self.retention, now, f"at_turn_end answered {answer!r}; allowed: Release, Pin, Swap")
         request.blocks = []
+
+    def _consume_at_end(self, request: Request) -> None:
+        pin = self.pins.get(request.program)
+        if pin is not None and pin.consumed == "turn_end":
+            self._drop_pin(request.program, "consumed")
 
     def _give_back(self, request: Request, reuse: str = "lru") -> None:
         self.pool.give_back(request.blocks, reuse)

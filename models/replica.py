@@ -46,27 +46,33 @@ class Replica:
     ) -> None:
         self.sim = sim
         self.id = id
-        self.scheduler = scheduler
-        self.executor = executor
-        self.host = host
         self._step_ends: list[float] = []
         self._busy_seconds = 0.0
         self.outstanding = 0  # requests routed here that have not ended
         self._computed_tokens = 0
+        self.on_end: Callable[[Request], None] = _nobody_listens
+        self._in_flight: deque[_InFlight] = deque()
+        self._boundary_call: Call | None = None
+        self._timers: dict[Policy | None, Call] = {}  # the next wake-up of each policy; None = of the pins
+        self._steps = steps
+        self._sample_every = sample_every
+        self._next_sample = 0.0
+        self._run_engine(scheduler, executor, listeners, host)
+
+    def _run_engine(
+        self, scheduler: Scheduler, executor: Executor, listeners: Listeners | None, host: HostLinks | None
+    ) -> None:
+        """What runs here from now on, with nothing on it."""
+        self.scheduler = scheduler
+        self.executor = executor
+        self.host = host
         settings = scheduler.settings
         chunked = settings.enable_chunked_prefill
         self._limits = (scheduler.max_model_len, settings.block_size, scheduler.pool.usable,
                         inf if chunked else settings.step_budget)
-        self.on_end: Callable[[Request], None] = _nobody_listens
-        self._depth = 2 if scheduler.settings.async_scheduling else 1
-        self._in_flight: deque[_InFlight] = deque()
-        self._boundary_call: Call | None = None
-        self._timers: dict[Policy | None, Call] = {}  # the next wake-up of each policy; None = of the pins
+        self._depth = 2 if settings.async_scheduling else 1
         self._listeners = listeners or Listeners()
         self._tell_steps = self._listeners.wants(StepEnded)
-        self._steps = steps
-        self._sample_every = sample_every
-        self._next_sample = 0.0
         policies: list[Policy] = [scheduler.admission, scheduler.retention]
         self._waking = [p for k, p in enumerate(policies)
                         if type(p).next_wakeup is not Policy.next_wakeup and p not in policies[:k]]
@@ -114,6 +120,35 @@ class Replica:
         self._poke()  # before the queue grows: what ends at this very instant has not seen the newcomer
         self._news = True
         scheduler.add(request, now, gap)
+
+    def abort(self, request: Request) -> None:
+        """The client of a request that is here has given up. What it leaves may let others in. (Step by step only.)"""
+        self._poke()
+        self._news = True
+        self._fruitless_steps = self._fruitless_tokens = 0  # tokens computed for it brought none, and need not
+        self.scheduler.abort(request, self.sim._now)
+
+    def restart(
+        self, scheduler: Scheduler, executor: Executor, listeners: Listeners | None, host: HostLinks | None
+    ) -> list[Request]:
+        """The engine dies and this fresh one takes its place: nothing is left of requests, KV, pins, copies, policies. What
+        it computed last is not delivered. Returns the requests that were here, by id. (Step by step only.)"""
+        lost = self.scheduler.everyone()
+        for call in (self._boundary_call, *self._timers.values()):
+            if call is not None:
+                call.cancel()
+        self._boundary_call = None
+        self._timers.clear()
+        self._in_flight.clear()
+        old = self.scheduler.tier
+        if self.host is not None and host is not None:
+            self.host.cut()
+            host.bytes = self.host.bytes
+        if old is not None and scheduler.tier is not None:
+            scheduler.tier.evictions, scheduler.tier.not_stored = old.evictions, old.not_stored
+        scheduler.steps = len(self._step_ends)
+        self._run_engine(scheduler, executor, listeners, host)
+        return lost
 
     def hear(self, fact: Fact) -> None:
         """A fact from outside, for this replica's own policies; it may move waiters in the queue."""

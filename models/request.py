@@ -59,7 +59,7 @@ class Request:
         self.following = following
         # The scheduler.
         self.scheduler: Any = None
-        self.state = "new"  # new, waiting, (loading, ready,) running, then finished / refused / cancelled / unfinished
+        self.state = "new"  # new, waiting, (loading, ready,) running, then finished / refused / aborted / cancelled
         self.known = input_tokens
         self.computed = 0
         self.in_flight = 0

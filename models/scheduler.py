@@ -17,7 +17,7 @@ from simcore.models.batch import Batch, Outcomes, WakeAt
 from simcore.models.block_pool import BlockPool
 from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
-from simcore.models.facts import Admitted, Listeners, Preempted, TurnArrived
+from simcore.models.facts import Admitted, Listeners, Preempted, TurnArrived, TurnEnded
 from simcore.models.host_tier import HostTier
 from simcore.models.offload import Offload
 from simcore.models.policy_desk import Log
@@ -48,6 +48,7 @@ class Scheduler(Offload):
         self._max_running = min(settings.max_num_seqs, settings.max_num_active_seqs or NEVER)
         self._prefill_gap = NEVER  # executed steps since the last one with prefill work
         self._queue_left = False  # that step left requests waiting
+        self.counts_lost = False  # preempted requests note what is lost (`Attempt.lost`)
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
@@ -59,6 +60,37 @@ class Scheduler(Offload):
         self._enqueue(request)
         if self._hears_arrived:
             self._tell(TurnArrived(now, request.id, request.program, gap, request.tool))
+
+    def abort(self, request: Request, now: float) -> None:
+        """The client has given up: the request leaves at once, and its blocks go to the free list, findable where they were.
+        What a batch in execution computes for it is thrown away. One that loads gives its blocks back when its copy has
+        arrived. `computed` stays what was computed in the present stay in the running list. (Step by step only.)"""
+        self.now = now
+        state, blocks = request.state, request.blocks
+        if state == "waiting":
+            self.queue.remove(request)
+        elif state == "loading":
+            del self.loading[request.id]
+            self.orphans[request] = blocks
+        elif state == "ready":
+            self.ready.remove(request)
+        else:
+            self.running.remove(request)
+            request.service += now - request.running_since
+        if state in ("ready", "running"):
+            self.pool.give_back(blocks)
+        if state != "running":
+            request.computed = 0
+        request.state = "aborted"
+        request.blocks = []
+        self._consume_at_end(request)
+        if self._hears_ended:
+            self._tell(TurnEnded(now, request.id, request.program, request.service, aborted=True))
+
+    def everyone(self) -> list[Request]:
+        """All requests that are here, by id."""
+        here = [*self.running, *self.queue.in_order(), *self.loading.values(), *self.ready]
+        return sorted(here, key=lambda request: request.id)
 
     @property
     def idle(self) -> bool:
@@ -101,7 +133,7 @@ class Scheduler(Offload):
         tokens = 0
         finished: list[Request] = []
         for request, sampled in zip(batch.requests, batch.samples, strict=True):
-            if not sampled:
+            if not sampled or request.state == "aborted":
                 continue
             tokens += 1
             request.in_flight -= 1
@@ -201,6 +233,8 @@ class Scheduler(Offload):
         request.preemptions += 1
         request.preempted = True
         request.service += self.now - request.running_since
+        if self.counts_lost:
+            request.lost += request.computed  # type: ignore[attr-defined]
         self._give_back(request)
         request.blocks = []
         request.capacity = request.computed = 0
@@ -391,7 +425,7 @@ class Scheduler(Offload):
         self.pool.check()
         held: dict[int, int] = {}
         holders = [*self.running, *self.check_loads()]
-        for blocks in [r.blocks for r in holders] + [pin.blocks for pin in self.pins.values()]:
+        for blocks in [r.blocks for r in holders] + [pin.blocks for pin in self.pins.values()] + [*self.orphans.values()]:
             for block in blocks:
                 held[block] = held.get(block, 0) + 1
         assert all(self.pool.references[b] == held.get(b, 0) for b in range(1, self.pool.num_blocks)), "a reference is lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from simcore.errors import ConfigError
+from simcore.interrupt import stops_on_interrupt
 from simcore.link import Network
 from simcore.models.batch import Batch
 from simcore.models.cluster import Cluster
@@ -18,6 +20,8 @@ from simcore.models.decision_points import Admission, Policy, ReplicaRouting, Re
 from simcore.models.engine import EngineSettings
 from simcore.models.executor import Executor, SimulatedExecutor
 from simcore.models.facts import Listeners, StepEnded
+from simcore.models.failing_cluster import Attempt, FailingCluster
+from simcore.models.failures import Clients, Event, Failures
 from simcore.models.host_links import HOST_LATENCY, TRANSFER_COLUMNS, HostLinks
 from simcore.models.host_tier import HostTier, host_tier
 from simcore.models.metrics import Slo, gaps_and_rates, host_hit_rate, run_seconds, summarise, token_times, with_metrics
@@ -155,16 +159,23 @@ def serve(
     usd_per_gpu_hour: float | None = None, seed: int = 0, horizon: float = inf, sample_every: float = 1.0,
     progress: Callable[[float], None] | None = None, path: Literal["planned", "step-by-step"] = "planned",
     tool_slots: Mapping[str, int] | None = None, executor: Callable[[int], Executor] | None = None,
+    clients: Clients | None = None, events: Sequence[Event] = (), view_delay: float = 0.0, interruptible: bool = False,
 ) -> RunResult:
     """Play `workload` and return its tables. `horizon`: simulated seconds after which the run is cut. `path`: both give the
     same result to the last bit; where the planned one cannot be taken, `speed["why_not_planned"]` says why. `tool_slots`:
     tool -> calls of it that run at once; no limit where it is left out. `executor`: replica -> what runs its batches, one
-    by one, in place of the deployment's cost model.
+    by one, in place of the deployment's cost model. `clients`, `events`, `view_delay` (s): what goes wrong (failures.py).
+    `interruptible`: Ctrl-C cuts the run as a horizon would, and its summary has `interrupted_at` (s).
 
-    Raises ConfigError for slots of a tool that the workload does not name, PolicyError for an illegal decision and
-    NoProgress when decisions bring no token for long.
+    Raises ConfigError for slots of a tool that the workload does not name and for events that cannot be, PolicyError for an
+    illegal decision and NoProgress when decisions bring no token for long.
     """
     wall, cpu = time.perf_counter(), time.process_time()  # for sim_speed alone; no decision sees them
+    failures = Failures(clients, tuple(events), view_delay)
+    failures.check(deployment.replicas)
+    if executor is not None and failures.reasons():
+        raise ConfigError("executor", why="batches that are run cannot be taken back",
+                          allowed="a run without clients, events and view_delay")
     sim = Simulation(seed)
     tools = Tools(sim, tool_slots, workload.tools)
     recorder = Recorder()
@@ -185,20 +196,25 @@ def serve(
     offloads = settings.kv_offloading_size is not None
     transfers = recorder.table("transfers", TRANSFER_COLUMNS, order=("time", "replica")) if offloads else None
 
-    pairs = []
-    for r in range(deployment.replicas):
+    def policies_of(r: int, *life: int) -> tuple[Admission, Retention]:
+        """`life`: how many engines the replica has had, if it is not the first."""
         admission = policies.admission(r)
-        pairs.append((admission, policies.retention(r, admission)))
-        for kind, policy in {id(p): (k, p) for k, p in zip(("admission", "retention"), pairs[r], strict=True)}.values():
-            policy.start(site, generator(seed, "policy", kind, r))
-        used += pairs[r]
-    obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used)
+        pair = admission, policies.retention(r, admission)
+        for kind, policy in {id(p): (k, p) for k, p in zip(("admission", "retention"), pair, strict=True)}.values():
+            policy.start(site, generator(seed, "policy", kind, r, *life))
+        return pair
+
+    pairs = [policies_of(r) for r in range(deployment.replicas)]
+    used += [policy for pair in pairs for policy in pair]
+    obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used, failures)
     if executor is not None:
         obstacles.append("batches are run, not priced")
     else:
         executor = _priced(deployment)
     shared = Shared()
-    for r, (admission, retention) in enumerate(pairs):
+
+    def equipment(r: int, admission: Admission, retention: Retention) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a scheduler and its replica get."""
         listeners = Listeners([admission, retention, router])
         options: dict[str, Any] = {
             "max_model_len": deployment.max_model_len, "listeners": listeners,
@@ -207,6 +223,16 @@ def serve(
         places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
         if transfers is not None:
             places["host"] = HostLinks(network, r, deployment.host_bandwidth, deployment.host_latency, transfers)
+        return options, places
+
+    def fresh_engine(r: int, life: int) -> tuple[Scheduler, Executor, Listeners, HostLinks | None]:
+        admission, retention = policies_of(r, life)
+        options, places = equipment(r, admission, retention)
+        scheduler = Scheduler(settings, deployment.num_blocks, admission, retention, **options)
+        return scheduler, deployment.executor(), places["listeners"], places.get("host")
+
+    for r, (admission, retention) in enumerate(pairs):
+        options, places = equipment(r, admission, retention)
         if obstacles:
             scheduler = Scheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(Replica(sim, r, scheduler, executor(r), **places))
@@ -214,16 +240,25 @@ def serve(
             planner = PlannedScheduler(settings, deployment.num_blocks, admission, retention, **options)
             replicas.append(PlannedReplica(
                 sim, r, planner, deployment.executor(), shared=shared, **places))
-    cluster = Cluster(
-        sim, workload, replicas, router, recorder, block_size=settings.block_size if settings.enable_prefix_caching else 0,
-        tools=tools, request_type=Request if obstacles else PlannedRequest, shared=None if obstacles else shared, log=note,
-        progress=progress)
+    common: dict[str, Any] = {
+        "block_size": settings.block_size if settings.enable_prefix_caching else 0, "tools": tools, "log": note,
+        "progress": progress}
+    failing = None
+    if failures.reasons():
+        failing = FailingCluster(sim, workload, replicas, router, recorder, request_type=Attempt, failures=failures,
+                                 engines=fresh_engine, **common)
+    cluster = failing or Cluster(
+        sim, workload, replicas, router, recorder, request_type=Request if obstacles else PlannedRequest,
+        shared=None if obstacles else shared, **common)
     cluster.start()
     try:
-        sim.run_until(horizon)
+        with stops_on_interrupt(sim) if interruptible else nullcontext():
+            sim.run_until(horizon)
     except Exception as error:  # a policy of the user's may fail in any way: say when
         error.add_note(f"at simulated time {sim.now!r} s")
         raise
+    if sim.halted:
+        horizon = sim.now  # closed as at a horizon
     stuck = sim.peek() == inf
     cut = not stuck and cluster.ended < len(workload)
     for replica in replicas:
@@ -233,6 +268,8 @@ def serve(
     ended_wall, ended_cpu = time.perf_counter(), time.process_time()
 
     tables = recorder.frames()
+    if failing is not None:
+        tables["requests"]["attempts"] = failing.attempts
     tables["requests"] = with_metrics(tables["requests"])
     tables["tools"] = tools.frame(run_seconds(tables["requests"], horizon if cut else None), horizon if cut else inf)
     step_ends = [np.array(replica.step_ends) for replica in replicas]
@@ -247,6 +284,10 @@ def serve(
     )
     tables["programs"] = programs_table(tables["requests"], workload, result.summary["usd"])
     result.summary |= program_summary(tables["programs"]) | _offload_summary(tables["requests"], replicas)
+    if failing is not None:
+        result.summary |= failing.summary(tables["requests"], horizon if cut else None)
+    if sim.halted:
+        result.summary["interrupted_at"] = sim.now
     total_steps = sum(len(ends) for ends in step_ends)
     result.summary |= {"steps": total_steps, "computed_tokens": sum(replica.computed_tokens for replica in replicas)}
     seconds = ended_cpu - cpu
@@ -269,9 +310,9 @@ def _priced(deployment: Deployment) -> Callable[[int], Executor]:
     return lambda replica: deployment.executor()
 
 
-def not_planned(settings: EngineSettings, policies: Sequence[Policy]) -> list[str]:
+def not_planned(settings: EngineSettings, policies: Sequence[Policy], failures: Failures | None = None) -> list[str]:
     """What keeps a run off the planned path; empty = nothing."""
-    reasons = []
+    reasons = failures.reasons() if failures is not None else []
     if settings.async_scheduling:
         reasons.append("engine.async_scheduling: two batches are in flight")
     if settings.prefill_schedule_interval and settings.semantics.spaced_prefills:

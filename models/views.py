@@ -274,7 +274,8 @@ class Engine:
 
 
 class ReplicaView(Engine):
-    """What a router sees of a replica. Today the state is the present one: `as_of` is now."""
+    """What a router sees of a replica. The state is the present one, and `as_of` is now, unless the study has a `view_delay`
+    (stale_views.py)."""
 
     __slots__ = ("_replica",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -18,20 +19,25 @@ _shares: Any = None  # in a worker: the shared array of shares done
 
 def fan_out(
     work: Callable[[Job, Callable[[float], Any]], Result], jobs: Sequence[Job], *, processes: int,
-    report: Report | None = None,
-) -> list[Result]:
+    report: Report | None = None, keep: bool = False,
+) -> list[Any]:
     """`[work(job, progress) for job in jobs]` on up to `processes` processes.
 
     `work` is a module-level function; it calls `progress(share)` as it goes. With one process, or one job, nothing is
-    spawned. Results do not depend on `processes`.
+    spawned. Results do not depend on `processes`. Ctrl-C ends all; with `keep` the results so far come back, None where
+    there is none.
     """
     report = report or (lambda number, share: None)
     if processes <= 1 or len(jobs) <= 1:
-        results = []
-        for number, job in enumerate(jobs):
-            results.append(work(job, lambda share, number=number: report(number, share)))  # type: ignore[misc]
-            report(number, 1.0)
-        return results
+        results: list[Any] = []
+        try:
+            for number, job in enumerate(jobs):
+                results.append(work(job, lambda share, number=number: report(number, share)))  # type: ignore[misc]
+                report(number, 1.0)
+        except KeyboardInterrupt:
+            if not keep:
+                raise
+        return results + [None] * (len(jobs) - len(results))
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", len(jobs), lock=False)
     with ProcessPoolExecutor(min(processes, len(jobs)), context, _start_worker, (shares,)) as pool:
@@ -45,10 +51,13 @@ def fan_out(
                     report(number, share)
                 for future in sorted(done, key=futures.index):
                     future.result()  # raise the first failure at once
-        except BaseException:
+        except BaseException as error:
+            kept = [future.result() if future.done() and not future.exception() else None for future in futures]
             # Without its workers the pool gives up what is left; futures that we cancel ourselves make its thread fail.
             for process in list((pool._processes or {}).values()):
                 process.terminate()
+            if keep and isinstance(error, KeyboardInterrupt):
+                return kept
             raise
         return [future.result() for future in futures]
 
@@ -72,6 +81,7 @@ def _main_stays_home() -> Iterator[None]:
 def _start_worker(shares: Any) -> None:
     global _shares
     _shares = shares
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes: the caller decides
 
 
 def _run(work: Callable[[Any, Callable[[float], Any]], Any], number: int, job: Any) -> Any:

@@ -47,6 +47,7 @@ class Simulation(simpy.Environment):
         super().__init__()
         self.seed = seed
         self.events = 0
+        self.halted = False  # from outside: run no further event
         self._sequence = 0
 
     def at(self, time: float, fn: Callable[..., Any], rank: int = TIMER, *, id: int = 0, args: tuple[Any, ...] = ()) -> Call:
@@ -96,11 +97,12 @@ class Simulation(simpy.Environment):
 
     def run_until(self, horizon: float = Infinity) -> None:
         """Run until nothing is left or the next entry lies after `horizon`; then the clock stands at the last event
-        (or at the horizon, if it cut the run). Raises ValueError for a horizon in the past or NaN."""
+        (or at the horizon, if it cut the run). `halted` ends it before the next event.
+        Raises ValueError for a horizon in the past or NaN."""
         if not horizon >= self._now:
             raise ValueError(f"cannot run until {horizon!r}: now is {self._now!r}")
         queue, step = self._queue, self.step
-        while queue:
+        while queue and not self.halted:
             time, _, _, entry = queue[0]
             if type(entry) is not Call:
                 if time > horizon:

@@ -6,6 +6,7 @@ Format: github.com/callanjfox/kv-cache-tester (`traces/`), its `hash_ids` also a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from simcore.errors import TraceError
 from simcore.traces import rows as strict
-from simcore.traces.files import json_rows
+from simcore.traces.files import json_documents
 from simcore.traces.sessions import counted
 from simcore.traces.workload import Source, Workload, build
 
@@ -41,7 +42,7 @@ def read_coding_agents(
     path: str | Path, *, clock: str = "closed-loop", long: str = "drop", context: int = 131072,
     max_gap: float | None = None, source: Source | None = None, skip_bad: bool = False,
 ) -> Workload:
-    """The sessions of a file (plain or gzip), a program each; its requests are turns, those of sub-agents too.
+    """The sessions of a file (JSONL or JSON, plain or gzip), a program each; its requests are turns, sub-agents' too.
 
     All programs begin at t=0: `start_programs` or `with_workers` spreads them. `clock`: closed-loop, a turn comes its
     recorded client delay after the turn before it has ended (a sub-agent begins after the turn that called it, and the
@@ -54,15 +55,26 @@ def read_coding_agents(
     rows that are not of this form, go back in time or reuse an id behind another prefix; with `skip_bad` such sessions are
     left out and listed in `skipped`.
     """
+    return read_sessions(path, json_documents(path), clock=clock, long=long, context=context, max_gap=max_gap, source=source,
+                         skip_bad=skip_bad)
+
+
+def read_sessions(
+    path: str | Path, documents: Iterable[tuple[str, dict[str, object] | TraceError]], *, clock: str, long: str,
+    context: int, max_gap: float | None, source: Source | None, skip_bad: bool, absolute: bool = False,
+    unnamed: bool = False,
+) -> Workload:
+    """`read_coding_agents` of the sessions in `documents`. `absolute`: times in a sub-agent count from the start of the
+    session, not of the sub-agent; `unnamed`: requests may have no ids, and share nothing then."""
     _demand(path, "clock", clock, CLOCKS)
     _demand(path, "long", long, LONG)
     if max_gap is not None and not (isfinite(max_gap) and max_gap >= 0):
         raise TraceError(str(path), "max_gap", found=max_gap, allowed="a finite time, at least 0 s")
     if type(context) is not int or context < 1:
         raise TraceError(str(path), "context", found=context, allowed="a whole number of tokens, at least 1")
-    reading = _Reading(clock == "recorded", long, context, max_gap)
+    reading = _Reading(clock == "recorded", long, context, max_gap, absolute, unnamed)
     bad = strict.BadRows(skip_bad)
-    for where, row in json_rows(path):
+    for where, row in documents:
         try:
             if isinstance(row, TraceError):
                 raise row
@@ -94,6 +106,8 @@ class _Session:
 
     where: str
     block_tokens: int
+    absolute: bool = False
+    unnamed: bool = False
     turns: list[_Turn] = field(default_factory=list)
 
     def chain(self, requests: object, key: str, spawn: list[int], begin: float, gap: float) -> int:
@@ -131,11 +145,15 @@ class _Session:
         if last < 0:
             raise TraceError(self.where, key, why="a sub-agent before any request of its agent", allowed="a request first")
         ended = begin + _real(self.where, key, row, "t")
-        begun = max(ended - _real(self.where, key, row, "duration_ms") / 1000, self.turns[last].at)
+        first = row["requests"][0] if isinstance(row["requests"], list) and row["requests"] else None
+        if self.absolute and isinstance(first, dict) and "t" in first:
+            begun = max(_real(self.where, f"{key}.requests[0]", first, "t"), self.turns[last].at)
+        else:
+            begun = max(ended - _real(self.where, key, row, "duration_ms") / 1000, self.turns[last].at)
         gap = max(0.0, begun - _end(self.turns[last]))
-        first = len(self.turns)
-        end = self.chain(row["requests"], f"{key}.requests", [last], begun, gap)
-        self.turns[first].marks.append("sub-agent")
+        place = len(self.turns)
+        end = self.chain(row["requests"], f"{key}.requests", [last], 0.0 if self.absolute else begun, gap)
+        self.turns[place].marks.append("sub-agent")
         return end
 
     def _turn(self, row: dict, key: str, begin: float) -> _Turn:
@@ -149,9 +167,13 @@ class _Session:
         types = row.get("input_types", [])
         if not isinstance(types, list):
             raise TraceError(self.where, f"{key}.input_types", found=types, allowed="a list")
-        runs, known = self._identity(row, key, inputs)
-        return _Turn(at, ended, inputs, max(1, outputs), runs, known, [], 0.0,
-                     0 if "tool_result" in types else 1, [] if outputs else ["no output"])
+        marks = [] if outputs else ["no output"]
+        if self.unnamed and "hash_ids" not in row and "hash_id_ranges" not in row:
+            runs, known = np.zeros((0, 2), dtype=np.int64), 0
+            marks.append("no ids")
+        else:
+            runs, known = self._identity(row, key, inputs)
+        return _Turn(at, ended, inputs, max(1, outputs), runs, known, [], 0.0, 0 if "tool_result" in types else 1, marks)
 
     def _gap(self, row: dict, key: str, turn: _Turn, last: int, joins: list[int]) -> float:
         """Client delay, s: never with the service of what the turn waits for."""
@@ -200,8 +222,11 @@ class _Session:
 class _Reading:
     """Sessions as they are read, and what was done to them."""
 
-    def __init__(self, recorded: bool, long: str, context: int, max_gap: float | None) -> None:
+    def __init__(
+        self, recorded: bool, long: str, context: int, max_gap: float | None, absolute: bool, unnamed: bool
+    ) -> None:
         self.recorded, self.long, self.context, self.max_gap = recorded, long, context, max_gap
+        self.absolute, self.unnamed = absolute, unnamed
         self.kept: list[_Session] = []
         self.counts: Counter[str] = Counter()
         self.block_tokens = 0
@@ -213,7 +238,7 @@ class _Reading:
             raise TraceError(where, "block_size", found=size, allowed=f"{self.block_tokens}, as in the sessions before")
         if row.get("hash_id_scope", "local") != "local":
             raise TraceError(where, "hash_id_scope", found=row["hash_id_scope"], allowed="local")
-        session = _Session(where, size)
+        session = _Session(where, size, self.absolute, self.unnamed)
         session.chain(row["requests"], "requests", [], 0.0, 0.0)
         session.check_prefixes()
         self.block_tokens = size
@@ -280,6 +305,7 @@ class _Reading:
             *([f"{c['no end']} turns follow one whose end is not recorded: it is taken to have run for {_SERVICE:g} s and "
                f"{_SERVICE_PER_TOKEN:g} s an output token"] if c["no end"] and not self.recorded else []),
             *([f"{c['no output']} turns with 0 output tokens count as 1"] if c["no output"] else []),
+            *([f"{c['no ids']} turns without ids share nothing"] if c["no ids"] else []),
             *([f"{c['cut gaps']} pauses cut to {self.max_gap:g} s"] if c["cut gaps"] else []),
         ]
 

@@ -46,6 +46,38 @@ def json_rows(path: str | Path) -> Iterator[tuple[str, dict[str, object] | Trace
             yield where, json_object(where, text)
 
 
+def json_documents(path: str | Path) -> Iterator[tuple[str, dict[str, object] | TraceError]]:
+    """("file:line", object) for each object of a file that is JSONL, one JSON object, or one JSON array of objects.
+
+    A bad line comes as its TraceError; what follows a bad place in one document cannot be told and is not read.
+    """
+    first = next((line.strip() for _, line in lines(path) if line.strip()), "")
+    if first.startswith("{") and isinstance(json_object("", first), dict):
+        yield from json_rows(path)
+        return
+    text = "".join(line for _, line in lines(path))
+    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    at = len(text) - len(text.lstrip())
+    array = text[at : at + 1] == "["
+    at, line, seen = at + array, 1, 0
+    while True:
+        while text[at : at + 1].isspace():
+            at += 1
+        if (array and text[at : at + 1] == "]") or (not array and at == len(text)):
+            return
+        line, seen = line + text.count("\n", seen, at), at
+        where = f"{path}:{line}"
+        try:
+            row, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            yield where, TraceError(where, why=f"not a whole JSON object ({error})")
+            return
+        yield where, row if isinstance(row, dict) else TraceError(where, found=row, allowed="a JSON object")
+        while text[at : at + 1].isspace():
+            at += 1
+        at += text[at : at + 1] == ","
+
+
 def json_object(where: str, text: str) -> dict[str, object] | TraceError:
     """The object in one JSON line, or the TraceError that says why there is none."""
     try:

@@ -39,6 +39,21 @@ def poisson(
         raise TraceError(where, "n", found=n, allowed="at least 1")
     if not np.isfinite(rate):
         raise TraceError(where, "rate", found=rate, allowed="a finite number")
+    arrival = np.cumsum(generator(seed, f"{name}/arrival").exponential(size=n)) / rate if rate > 0 else np.zeros(n)
+    note = f"generated: Poisson arrivals, {n} requests at {rate:g}/s, seed {seed}"
+    return requests(
+        name, arrival, input_tokens, output_tokens, seed, prefix_groups=prefix_groups, prefix_tokens=prefix_tokens,
+        prefix_share=prefix_share, block_tokens=block_tokens,
+        note=note if rate > 0 else f"generated: {n} requests, all at t=0, seed {seed}",
+    )
+
+
+def requests(
+    name: str, arrival: np.ndarray, input_tokens: Lengths, output_tokens: Lengths, seed: int, *, prefix_groups: int,
+    prefix_tokens: int, prefix_share: float, block_tokens: int, note: str,
+) -> Workload:
+    """Independent requests at these arrivals, s; lengths and prefixes as in `poisson`. Raises TraceError."""
+    where, n = f"generate.{name}", len(arrival)
     if prefix_groups < 0 or prefix_tokens < 0 or (prefix_groups > 0) != (prefix_tokens > 0):
         raise TraceError(
             where, "prefix_groups, prefix_tokens", found=(prefix_groups, prefix_tokens), allowed="both 0 or both above 0"
@@ -47,12 +62,9 @@ def poisson(
         raise TraceError(where, "prefix_share", found=prefix_share, allowed="0 to 1")
     if block_tokens < 1:
         raise TraceError(where, "block_tokens", found=block_tokens, allowed="at least 1")
-    arrival = np.cumsum(generator(seed, f"{name}/arrival").exponential(size=n)) / rate if rate > 0 else np.zeros(n)
     inputs = _lengths(where, "input_tokens", input_tokens, n, generator(seed, f"{name}/input"))
     outputs = _lengths(where, "output_tokens", output_tokens, n, generator(seed, f"{name}/output"))
-    notes = [f"generated: Poisson arrivals, {n} requests at {rate:g}/s, seed {seed}"]
-    if rate <= 0:
-        notes = [f"generated: {n} requests, all at t=0, seed {seed}"]
+    notes = [note]
     known = np.zeros(n, dtype=np.int64)
     block_ids: list[np.ndarray] | None = None
     if prefix_groups:

@@ -1,11 +1,11 @@
 """Mooncake JSONL: `timestamp` ms, `input_length`, `output_length` tokens, `hash_ids` of 512-token prefix blocks.
 
-Format: github.com/kvcache-ai/Mooncake, FAST25-release/traces. Extensions that other tools write are read too:
-`session_id`, `delay` (ms after the row before it in its session has ended) and `priority`; and Dynamo's agentic rows
-(dynamo-data-gen 1.3 to 1.5, AgenticMooncakeRow): `request_id`, `wait_for` (request_ids; the row comes `delay` +
-`tool_wait_ms` after the last of them has ended), `tool_events` (calls side by side: `tool_class`, `duration_ms`), `branches`
-and `prefix_reset`, which say nothing that the other fields do not. Its later form, whose first line has a `schema`, is
-refused.
+Format: github.com/kvcache-ai/Mooncake, FAST25-release/traces. Ids are whole numbers of any width or strings, renumbered.
+Extensions that other tools write are read too: `session_id`, `delay` (ms after the row before it in its session has ended)
+and `priority`; and Dynamo's agentic rows (dynamo-data-gen 1.3 to 1.5, AgenticMooncakeRow): `request_id`, `wait_for`
+(request_ids; the row comes `delay` + `tool_wait_ms` after the last of them has ended), `tool_events` (calls side by side:
+`tool_class`, `duration_ms`), `branches` and `prefix_reset`, which say nothing that the other fields do not. Its later form,
+whose first line has a `schema`, is refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Reading:
         self.waits: list[_Wait] = []
         self.ids: list[np.ndarray] = []
         self.sessions: list[object] = []
-        self.number: dict[int, int] = {}  # hash id of any width -> order of first appearance
+        self.number: dict[int | str, int] = {}  # hash id of any width, or a text -> order of first appearance
         self.last_row: dict[object, int | None] = {}  # None: the session's latest row was left out
         self.named: dict[str, int | None] = {}  # request_id -> its row, None = left out
         self.tools: dict[str, int] = {}
@@ -128,10 +128,10 @@ class _Reading:
             raise TraceError(where, "request_id", found=found, allowed="a name that no row before has")
         return found
 
-    def _hash_ids(self, where: str, row: dict[str, object], inputs: int) -> list[int]:
+    def _hash_ids(self, where: str, row: dict[str, object], inputs: int) -> list[int | str]:
         ids = row["hash_ids"]
-        if not isinstance(ids, list) or not all(type(h) is int for h in ids):
-            raise TraceError(where, "hash_ids", found=ids, allowed="a list of whole numbers")
+        if not isinstance(ids, list) or ({type(h) for h in ids} - {int} and {type(h) for h in ids} != {str}):
+            raise TraceError(where, "hash_ids", found=ids, allowed="a list of whole numbers, or one of strings")
         blocks = -(-inputs // self.block_tokens)
         if len(ids) != blocks:
             raise TraceError(

@@ -51,7 +51,7 @@ def test_run_writes_a_result_folder_and_tables(call, tmp_path):
         assert part in out
     files = {p.name for p in (tmp_path / "out/small").iterdir()}
     tables = {f"{table}.parquet" for table in ("requests", "programs", "tools", "steps", "decisions")}
-    assert files == tables | {"summary.json", "run.json", "config.yaml", "plot.png", ".simcore-result"}
+    assert files == tables | {"summary.json", "run.json", "config.yaml", "plot.png", "report.html", ".simcore-result"}
     facts = json.loads((tmp_path / "out/small/run.json").read_text())
     assert set(facts) >= {"command", "host", "versions", "sim_speed", "wall_seconds"}
     summary = json.loads((tmp_path / "out/small/summary.json").read_text())

@@ -39,7 +39,7 @@ HEAD = "workload:\n  generate: {requests: 9, rate: 1, input_tokens: 9, output_to
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEAD + "modle: x\n", r"study.yaml:4: modle: unknown key: allowed: cluster, compare, cost, .*workload"),
+        (HEAD + "modle: x\n", r"study.yaml:4: modle: unknown key: allowed: clients, cluster, compare, cost, .*workload"),
         (HEAD + "engine:\n  max_seqs: 3\n", r"study.yaml:5: engine.max_seqs: unknown key: allowed: .*max_num_seqs.*"),
         (HEAD + "engine: {version: 0.5.0}\n", r"study.yaml:4: engine.version: found '0.5.0': allowed: '0.19.0', .*"),
         (HEAD + "engine:\n  version: 0.19.0\n  watermark: 0.1\n",
@@ -145,7 +145,7 @@ def test_bad_workloads_are_refused(tmp_path, workload, message):
         ({"settings": ["cluster.gpu=b300"]}, "--set cluster.gpu=b300: cluster.gpu: found 'b300': allowed: "),
         ({"settings": ["model=llama-9"]}, "--set model=llama-9: model: found 'llama-9': allowed: "),
         ({"settings": ["policies.admission={name: sjf}"]}, "--set policies.admission={name: sjf}: policies.admission: "),
-        ({"settings": ["engin.block_size=3"]}, "--set engin.block_size=3: engin: unknown key: allowed: cluster, "),
+        ({"settings": ["engin.block_size=3"]}, "--set engin.block_size=3: engin: unknown key: allowed: clients, cluster, "),
         ({"settings": ["engine.max_model_len=200000"]}, "--set engine.max_model_len=200000: engine.max_model_len: found"),
         ({"settings": ["replicas"]}, "--set replicas: allowed: key.path=value, e.g. cluster.replicas=8"),
         ({"vary": ["cluster.replicas"]}, "--vary cluster.replicas: allowed: key.path=a,b,c, e.g. policies."),
@@ -153,7 +153,7 @@ def test_bad_workloads_are_refused(tmp_path, workload, message):
         ({"vary": ["cluster.replicas=1,,2"]}, "--vary cluster.replicas=1,,2: the value is not valid YAML"),
         ({"vary": ["cluster.replicas=[1"]}, "--vary cluster.replicas=[1: the value is not valid YAML"),
         ({"vary": ["cluster.replicas=1,0"]}, "--vary cluster.replicas=1,0: cluster.replicas: found 0: allowed: greater"),
-        ({"vary": ["engin.block_size=1,2"]}, "--vary engin.block_size=1,2: engin: unknown key: allowed: cluster, "),
+        ({"vary": ["engin.block_size=1,2"]}, "--vary engin.block_size=1,2: engin: unknown key: allowed: clients, cluster, "),
         ({"vary": ["policies.admission=fcfs,sjf"]}, "--vary policies.admission=fcfs,sjf: policies.admission: found 'sjf'"),
         ({"vary": ["seeds=[1],[1, 2]"]}, "--vary seeds=[1],[1, 2]: compare.vary: arms are paired by seed and request"),
         ({"vary": ["workload.generate.requests=5,6"]}, "--vary workload.generate.requests=5,6: compare.vary: arms"),

@@ -88,7 +88,8 @@ def test_every_combination_under_every_seed_and_nothing_twice(call, tmp_path):
     assert out.startswith("4 arms, 8 runs: 0 done before, 8 to play\n8 runs, 320 requests; writes about 1 MB to ")
     root = tmp_path / "out/small-sweep"
     assert {p.name for p in root.iterdir()} == {
-        "runs", "sweep.parquet", "sweep.csv", "summary.json", "config.yaml", "plot.png", "run.json", ROOT_MARKER}
+        "runs", "sweep.parquet", "sweep.csv", "summary.json", "config.yaml", "plot.png", "report.html", "run.json",
+        ROOT_MARKER}
     table = pd.read_parquet(root / "sweep.parquet")
     assert table["workload.generate.rate"].tolist() == [10, 10, 10, 10, 40, 40, 40, 40]
     assert table["policies.replica_routing"].tolist() == ["round-robin", "round-robin", "least-loaded", "least-loaded"] * 2
@@ -208,7 +209,7 @@ def test_equal_bytes_on_one_process_and_on_two(tmp_path):
         assert done.returncode == 0, done.stderr
         root = tmp_path / f"o{processes}"
         found.append({str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*")
-                      if p.is_file() and p.name != "run.json"})
+                      if p.is_file() and p.name not in ("run.json", "report.html")})  # how fast it was stands in both
     assert found[0] == found[1] and len(found[0]) > 8 * 7
 
 
@@ -268,8 +269,10 @@ def test_an_interrupt_and_a_process_that_dies_say_that_what_is_done_is_kept(call
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Sweep, "play", interrupted)
-    code, _, err = call(path)
-    assert code == 130 and err == ("interrupted; finished runs are kept in out/small-sweep: start again to play the rest\n")
+    code, out, _ = call(path)
+    assert code == 130 and "PARTIAL: interrupted: 0 of 4 runs; start again to play the rest" in out
+    summary = json.loads((tmp_path / "out/small-sweep/summary.json").read_text())
+    assert summary["partial"].startswith("interrupted") and summary["finished"] == 0
 
 
 def test_bad_input_is_refused_before_anything_is_played(call, tmp_path):

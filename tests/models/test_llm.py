@@ -121,6 +121,32 @@ def test_config_json(from_config, tmp_path):
     assert from_config(mistral).parameters == 7_248_023_552  # Mistral-7B-v0.3
 
 
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02, "intermediate_size": 18944,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
+    "use_mrope": False, "use_sliding_window": False, "vocab_size": 152064,
+}  # fmt: skip
+
+
+def test_qwen2_has_biases_on_queries_keys_and_values_alone(from_config):
+    assert from_config(QWEN2).parameters == 7_615_616_512  # Qwen2.5-7B, its safetensors index
+    small = QWEN2 | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+                     "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 151936}  # fmt: skip
+    assert from_config(small).parameters == 494_032_768  # Qwen2.5-0.5B
+
+
+def test_keys_that_published_files_hold_and_that_change_nothing(from_config):
+    moe = yaml.safe_load((PRESETS / "qwen3-30b-a3b.yaml").read_text())["config"]
+    coder = from_config(moe | {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True,
+                               "head_dim": 128, "rope_scaling": None, "auto_map": {}, "unsloth_fixed": True})  # fmt: skip
+    assert coder.parameters == from_config(moe).parameters
+    with pytest.raises(ConfigError, match="shared_expert_intermediate_size: found 512"):
+        from_config(moe | {"shared_expert_intermediate_size": 512})
+
+
 def test_layer_types_and_mixed_layers(from_config):
     gpt_oss = yaml.safe_load((PRESETS / "gpt-oss-20b.yaml").read_text())["config"]
     types = ["full_attention"] * 4 + ["sliding_attention"] * 20
@@ -148,6 +174,14 @@ COMPRESSED = {
         ({"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3", "ignored_layers": ["lm_head"]}, "fp8"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp.gate", "lm_head"]}, "fp8"),
         (COMPRESSED, "fp8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True,
+          "modules_to_not_convert": None}, "int4"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "damp_percent": 0.01,
+          "static_groups": False, "true_sequential": True, "model_file_base_name": "model"}, "int4"),
+        (COMPRESSED | {"format": "pack-quantized", "config_groups": {"group_0": {
+            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}}}}, "int4"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized", "config_groups": {"group_0": {
+            "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}}}, "nvfp4"),
     ],
 )
 def test_quantized_checkpoints(from_config, quantization, dtype):
@@ -168,8 +202,12 @@ def test_quantized_checkpoints(from_config, quantization, dtype):
         ({"model_type": "qwen3"}, r"head_dim: found 'nothing'"),
         ({"model_type": "mistral", "sliding_window": 4096}, r"sliding_window: every layer is windowed: found 4096"),
         ({"layer_types": ["sliding_attention"] * 32}, r"sliding_window: found 'nothing'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config.quant_method: found 'gptq': allowed: fp8"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quantization_config.quant_method: found 'hqq': allowed: fp8"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, r"quant_method: found 'mxfp4'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, r"quantization_config.bits: found 8: allowed: 4"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}, "group_size: found 64"),
+        ({"is_encoder_decoder": True}, r"is_encoder_decoder: found True: allowed: False"),
+        ({"qkv_bias": True}, r"qkv_bias: found True: allowed: False"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"weight_block_size"),
         ({"quantization_config": {"quant_method": "fp8", "bits": 8}}, r"quantization_config.bits: unknown key"),
         (

@@ -57,6 +57,7 @@ FIRST_LINES = [
     ('{"session_id": "a", "round_index": 0, "input_tokens_total": 1, "prefix_tokens": 0, "output_tokens": 1, "tools": [], '
      '"timing_events": [{"event_type": "text", "timestamp": "2026-06-01T05:40:20.151Z"}]}', "tracelab"),
     ('{"request_id": "a", "timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}', "mooncake"),
+    ('{"startTime": 1, "prompt_tokens": 1, "completion_tokens": 1}', "gateway"),
 ]
 
 
