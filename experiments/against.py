@@ -234,7 +234,7 @@ def run_against(
     """`simcore validate against`: `files` are one measured run or its repeats; or `before` and `after` those of a change,
     which `after_study` or `set_after` makes in the study."""
     from simcore.experiments import against_report as pages
-    from simcore.experiments.commands import console_of, progress_bar, write_json
+    from simcore.experiments.terminal import console_of, progress_bar, write_json
 
     if bool(before) != bool(after):
         raise ConfigError("--before, --after", allowed="both, or neither")

@@ -47,7 +47,7 @@ def run_capacity(
     at most. `precision`: the step between two rates, as a share. Raises ConfigError naming the option or the key, and
     SimcoreError where a run fails.
     """
-    from simcore.experiments.commands import console_of, progress_bar, write_json
+    from simcore.experiments.terminal import console_of, progress_bar, write_json
 
     started = time.perf_counter()
     _check(percentile, find, most, precision, users)

@@ -203,7 +203,7 @@ def validate_live(
     page: Annotated[Optional[Path], typer.Option(help="Put the table between the marks of this page.")] = None,  # noqa: UP045
 ) -> None:
     """Run a workload on a real model on this machine and beside it in simulation (needs the extra `kernels`)."""
-    from simcore.experiments.commands import console_of
+    from simcore.experiments.terminal import console_of
     from simcore.experiments.validation import run_live
 
     run_live(device, study, set or [], profile, load, out, page, json, console_of(json))
@@ -242,7 +242,7 @@ def calibrate(
     = False,
 ) -> None:
     """Fit a cost model to a profile, or list the constants of one."""
-    from simcore.experiments.commands import console_of
+    from simcore.experiments.terminal import console_of
     from simcore.experiments.validation import run_calibrate
 
     run_calibrate(file, model, out, show=show, console=console_of(None))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from simcore.config import parse_seconds
@@ -24,8 +23,9 @@ from simcore.experiments.run import Job, build_cost, build_deployment, oracles, 
 from simcore.experiments.study import Arm, Study, StudyFile, read_study
 from simcore.experiments.sweep import Run, begin_folder, failures, plan_sweep, put_whole
 from simcore.experiments.sweep_report import MOST_LINES, draw_sweep, summary_field, sweep_table
+from simcore.experiments.terminal import console_of, progress_bar, to_stdout, write_json
 from simcore.experiments.winner_map import draw_map, read_map
-from simcore.files import to_json, whole_folder, write_whole
+from simcore.files import to_json, whole_folder
 from simcore.models.decision_points import KINDS
 from simcore.models.metrics import Slo
 from simcore.models.steady import window_line
@@ -102,8 +102,13 @@ def compare_study(
         _announce(console, file, file.arms, workloads[0], len(jobs), min(processes, len(jobs)), target)
         with progress_bar(console) as bar:
             tasks = [bar.add_task(a.label if len(study.seeds) == 1 else f"{a.label}, seed {s}", total=1.0) for a, s in jobs]
-            comparison = compare(
-                file, processes=processes, report=lambda number, share: bar.update(tasks[number], completed=share))
+            whole = bar.add_task("all", total=float(len(jobs)))
+
+            def report(number: int, share: float) -> None:
+                bar.update(tasks[number], completed=share)
+                bar.update(whole, completed=sum(bar.tasks[task].completed for task in tasks))
+
+            comparison = compare(file, processes=processes, report=report)
         arms = {arm.label for arm in comparison.arms}
         facts = [fact for arm, fact in zip(file.arms, facts, strict=True) if arm.label in arms]
         jobs = [(arm, seed) for arm in comparison.arms for seed in arm.study.seeds]
@@ -331,7 +336,7 @@ def describe_trace(trace: str, format: str | None, block_size: int, json: Path |
     from simcore.traces.read import read
 
     info = describe(read(trace, format, skip_bad=skip_bad), block_size)
-    if not _to_stdout(json):
+    if not to_stdout(json):
         print(render(info))
     write_json(json, info)
 
@@ -369,7 +374,7 @@ def cut_trace(
     if head is not None and head < len(workload):
         workload = transform.head(workload, head)
     writers[suffix](workload, output)
-    if not _to_stdout(json):
+    if not to_stdout(json):
         print(f"{len(workload):,} requests written to {output}")
     write_json(json, describe(workload))
 
@@ -418,24 +423,3 @@ def _seconds(file: StudyFile, study: Study, workload: Workload, runs: float) -> 
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def progress_bar(console: Console) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-                    TimeRemainingColumn(), console=console)
-
-
-def console_of(json: Path | None) -> Console:
-    """Tables go to stdout, or to stderr when stdout is the JSON's."""
-    return Console(stderr=_to_stdout(json), width=None if sys.stdout.isatty() else 140)
-
-
-def _to_stdout(json: Path | None) -> bool:
-    return json is not None and str(json) == "-"
-
-
-def write_json(json: Path | None, value: Any) -> None:
-    if _to_stdout(json):
-        print(to_json(value), end="")
-    elif json is not None:
-        write_whole(json, to_json(value))

@@ -162,7 +162,7 @@ def run_pareto(
     `prices`: GPU=dollars an hour, in place of cost.usd_per_gpu_hour. Raises ConfigError naming the option or the key, and
     SimcoreError naming runs that failed.
     """
-    from simcore.experiments.commands import console_of, progress_bar, write_json
+    from simcore.experiments.terminal import console_of, progress_bar, write_json
 
     started = time.perf_counter()
     of_gpu = _prices(prices or [])

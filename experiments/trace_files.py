@@ -16,7 +16,7 @@ def run_trace_import(
     block_size: int = 16, json: Path | None = None, skip_bad: bool = False,
 ) -> None:
     """Write `source` as our JSONL and print what it holds. `settings`: `key=value` options of the format's reader."""
-    from simcore.experiments.commands import write_json
+    from simcore.experiments.terminal import write_json
     from simcore.traces.importing import import_trace
     from simcore.traces.info import describe, render
 
@@ -33,7 +33,7 @@ def run_trace_export(
     block_tokens: int | None = None, json: Path | None = None, skip_bad: bool = False,
 ) -> None:
     """Write a trace in another tool's format and print what that format does not carry."""
-    from simcore.experiments.commands import write_json
+    from simcore.experiments.terminal import write_json
     from simcore.traces.exporting import export_trace
     from simcore.traces.read import read
 

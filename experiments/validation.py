@@ -16,6 +16,7 @@ from simcore.experiments.live_validation import LiveValidation, Row, validate_li
 from simcore.experiments.pages import fill_page, read_page
 from simcore.experiments.run import build_cost, build_deployment, study_llm
 from simcore.experiments.study import read_study
+from simcore.experiments.terminal import progress_bar, write_json
 from simcore.files import to_json, whole_folder, write_whole
 from simcore.models.calibrated import CalibratedModel, read_calibrated
 from simcore.models.hf_config import load_llm
@@ -30,8 +31,6 @@ def run_live(
     page: Path | None, json: Path | None, console: Console,
 ) -> None:
     """`simcore validate live`."""
-    from simcore.experiments.commands import progress_bar, write_json
-
     if device not in ("cpu", "cuda"):
         raise ConfigError("--device", found=device, allowed="cpu, cuda")
     if not 0 < load < 1:
