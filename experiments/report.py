@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from simcore.experiments.compare import Comparison
+from simcore.experiments.run import kv_link_bandwidth
 from simcore.experiments.statistics import Difference
 from simcore.experiments.study import Study
 from simcore.models.gpu import load_gpu
 from simcore.models.kv_capacity import KvCapacity
 from simcore.models.metrics import STATISTICS
 from simcore.models.serving import Deployment
+from simcore.models.split_cluster import KV_LATENCY
 from simcore.models.steady import RULE
 
 _SPREADS = [
@@ -118,6 +120,12 @@ def assumptions(study: Study, capacity: KvCapacity, cost: str, notes: Sequence[s
         lines.append(
             f"host memory: {study.engine.kv_offloading_size:g} GiB a replica, {study.engine.kv_offloading_backend}; link "
             f"{bandwidth / 1e9:g} GB/s each way (models/gpus says from where), {Deployment.host_latency * 1e6:g} us a copy")
+    c = study.cluster
+    if c.prefill_replicas:
+        latency = KV_LATENCY if c.kv_link_latency is None else c.kv_link_latency
+        lines.append(f"prefill and decode separate: {c.prefill_replicas}P{c.decode_replicas}D; KV link "
+                     f"{kv_link_bandwidth(study, load_gpu(c.gpu)) / 1e9:g} GB/s a replica each way"
+                     f"{'' if c.kv_link_gbps else ' (the links of the GPUs to each other)'}, {latency * 1e6:g} us a push")
     lines.append(cost)
     lines.append(f"assumed by the study: SLO {study.limits} (ms); "
                  f"{study.cost.usd_per_gpu_hour if study.cost.usd_per_gpu_hour is not None else 'no'} $ per GPU-hour")

@@ -25,12 +25,13 @@ from simcore.experiments.study import (
 from simcore.lookup import construct, find_class
 from simcore.models.calibrated import CalibratedConfig, read_calibrated
 from simcore.models.decision_points import KINDS, Policy, Retention
-from simcore.models.gpu import load_gpu
+from simcore.models.gpu import GpuSpec, load_gpu
 from simcore.models.hf_config import load_llm
 from simcore.models.kv_capacity import KvCapacity, kv_capacity
 from simcore.models.llm import LlmSpec
 from simcore.models.roofline import roofline_tables
 from simcore.models.serving import Deployment, Policies, RunResult, serve
+from simcore.models.split_cluster import KV_LATENCY
 from simcore.models.steady import Window, apply_window, find_window
 from simcore.models.step_time import StepTables
 from simcore.parallel import fan_out
@@ -191,6 +192,12 @@ def build_cost(study: Study, folder: Path, llm: LlmSpec) -> StepCost:
     return StepCost(tables, config.step_overhead, config.sequence_overhead, listed, says)
 
 
+def kv_link_bandwidth(study: Study, gpu: GpuSpec) -> float:
+    """Bytes/s at which a replica pushes or is pushed KV: as the study says, or what its GPUs' links to others bring."""
+    gbps = study.cluster.kv_link_gbps
+    return gpu.link_bandwidth * study.cluster.tensor_parallel_size if gbps is None else gbps * 1e9 / 8
+
+
 def build_deployment(study: Study, folder: Path = Path(), llm: LlmSpec | None = None) -> tuple[Deployment, KvCapacity]:
     """The engine on its GPUs; raises ConfigError when the model does not fit or a context is longer than the pool."""
     llm = llm or study_llm(study)
@@ -214,7 +221,9 @@ def build_deployment(study: Study, folder: Path = Path(), llm: LlmSpec | None = 
         tables=cost.tables, window=llm.window or 0, step_overhead=cost.step_overhead,
         sequence_overhead=cost.sequence_overhead, gpus_per_replica=tp,
         kv_bytes_per_token=llm.kv_bytes_per_token * llm.kv_copies(tp), num_layers=llm.n_layers,
-        host_bandwidth=(gpu.host_bandwidth or 0.0) * tp,
+        host_bandwidth=(gpu.host_bandwidth or 0.0) * tp, prefill_replicas=study.cluster.prefill_replicas or 0,
+        kv_link_bandwidth=kv_link_bandwidth(study, gpu),
+        kv_link_latency=KV_LATENCY if study.cluster.kv_link_latency is None else study.cluster.kv_link_latency,
     )
     deployment.host_tier()  # refused now, if it is
     return deployment, capacity

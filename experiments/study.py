@@ -15,9 +15,10 @@ from simcore.config import Document, Seconds, parse_value
 from simcore.errors import ConfigError
 from simcore.models.calibrated import CalibratedConfig
 from simcore.models.engine import EngineSettings
-from simcore.models.failures import Clients, Event, check_events
+from simcore.models.failures import Clients, Event, Failures, check_events
 from simcore.models.metrics import Slo
 from simcore.models.roofline import RooflineAssumptions
+from simcore.models.split_cluster import refuse_beside_split
 
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -169,10 +170,39 @@ class ModelConfig(Strict):
 
 
 class ClusterConfig(Strict):
+    """Either `replicas` that do all, or `prefill_replicas` and `decode_replicas`, whose sum `replicas` then is."""
+
     replicas: Annotated[int, Field(ge=1)] = 1
+    prefill_replicas: Annotated[int, Field(ge=1)] | None = Field(None, description="compute prompts, and push their KV")
+    decode_replicas: Annotated[int, Field(ge=1)] | None = Field(None, description="go on with pushed prompts")
+    kv_link_gbps: Above0 | None = Field(
+        None, description="Gbit/s out of a prefill and into a decode replica; None = the GPUs' links to each other")
+    kv_link_latency: Annotated[Seconds, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="s of a push beyond its bytes; None = 10us")
     gpu: str = "h100-sxm"
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     view_delay: Annotated[Seconds, Field(ge=0, allow_inf_nan=False)] = Field(0.0, description="s; most that routers lag")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_or_not(cls, data: Any) -> Any:
+        """A split cluster has as many replicas as its two parts; a study written out says both."""
+        if not isinstance(data, dict):
+            return data
+        parts: list[Any] = [data.get("prefill_replicas"), data.get("decode_replicas")]
+        if parts == [None, None]:
+            for key in ("kv_link_gbps", "kv_link_latency"):
+                if data.get(key) is not None:
+                    raise ValueError(f"{key} is of a cluster with prefill_replicas and decode_replicas")
+            return data
+        if None in parts:
+            raise ValueError("prefill_replicas and decode_replicas go together")
+        if not all(type(part) is int and part > 0 for part in parts):
+            return data  # refused for what it is
+        total = parts[0] + parts[1]
+        if data.get("replicas", total) != total:
+            raise ValueError(f"give either replicas or prefill_replicas and decode_replicas (together {total}), not both")
+        return data | {"replicas": total}
 
 
 class ToolConfig(Strict):
@@ -322,6 +352,7 @@ def read_study(
     study = document.validate(Study)
     _check_window(study, document)
     _check_events(study, document)
+    _check_split(study, document)
     axes = study.compare.vary
     for key, values in axes.items():
         if key.split(".")[0] in ("slo", "compare", "name", "folder", "window"):
@@ -338,6 +369,7 @@ def read_study(
         checked = variant.validate(Study)
         _check_window(checked, document)
         _check_events(checked, variant)
+        _check_split(checked, variant)
         named = ", ".join(
             label(key, value) if len(axes) == 1 else f"{key.split('.')[-1]}={label(key, value)}"
             for key, value in zip(axes, chosen, strict=True))
@@ -368,11 +400,27 @@ def _check_events(study: Study, document: Document) -> None:
         raise ConfigError(where, key, found=error.found, allowed=error.allowed, why=error.why) from None
 
 
+def _check_split(study: Study, document: Document) -> None:
+    """Raises ConfigError for what is not simulated where prefill and decode are separate, with its line."""
+    if study.cluster.prefill_replicas is None:
+        return
+    try:
+        refuse_beside_split(study.engine, Failures(study.clients, study.events, study.cluster.view_delay))
+    except ConfigError as error:
+        where = document.where(tuple(error.where.split(".")))
+        raise ConfigError(where, error.where, found=error.found, allowed=error.allowed, why=error.why) from None
+
+
 def label(key: str, value: Any) -> str:
-    """How a value of an axis is called: policies by their names and parameters."""
+    """How a value of an axis is called: policies by their names and parameters, a split cluster as 2P3D."""
     if key == "policies" and isinstance(value, dict):
         kinds = ("retention", "admission", "replica_routing")
         return " + ".join(label(f"policies.{kind}", value[kind]) for kind in kinds if value.get(kind))
+    if key == "cluster" and isinstance(value, dict):
+        rest = dict(value)
+        parts = [f"{rest.pop(name)}{letter}" for name, letter in (("prefill_replicas", "P"), ("decode_replicas", "D"))
+                 if rest.get(name)]
+        return " ".join(["".join(parts)] * bool(parts) + [f"{name}={v}" for name, v in rest.items()])
     if key.startswith("policies.") and isinstance(value, dict) and "name" in value:
         value = PolicyConfig(**value)
     return str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from simcore.models.request import Request
 
@@ -38,7 +38,21 @@ class StartStore:
     bytes: float
 
 
-Effect = WakeAt | StartLoad | StartStore
+@dataclass(frozen=True, slots=True)
+class StartPush:
+    """An effect: copy a prompt's KV from the replica that computed it to the request's blocks, which then hold `tokens`
+    tokens more. `source`: the request's stay on that replica, whose blocks are held until then. `bytes`: of whole blocks,
+    all ranks together."""
+
+    link: ClassVar[Literal["push"]] = "push"
+    request: Request
+    source: Any
+    tokens: int
+    bytes: float
+
+
+Copy = StartLoad | StartStore | StartPush
+Effect = WakeAt | Copy
 
 
 class Batch:

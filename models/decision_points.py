@@ -148,8 +148,10 @@ class ReplicaRouting(Policy):
     """Which replica serves a request. One instance per cluster."""
 
     def route(self, turn: Turn, replicas: Sequence[ReplicaView], now: float) -> int | tuple[int, int]:
-        """The replica's id; a pair is (prefill, decode), for clusters that separate the two. `replicas`: those that take
-        requests, by id; one that is down or drains is not among them, so that a place in it is no id."""
+        """The replica's id; a pair is (prefill, decode), for clusters that separate the two: there a prefill replica's id
+        alone means that the decode replica with the least outstanding tokens takes over when the prompt is computed.
+        `replicas`: those that take requests, by id, with their `role`; one that is down or drains is not among them, so that
+        a place in it is no id."""
         return replicas[0].id
 
 

@@ -76,10 +76,11 @@ class PinDropped(Fact):
 
 @dataclass(frozen=True, slots=True)
 class FlowEnded(Fact):
-    """A copy between a replica's GPUs and its host's memory has arrived, `seconds` after it began."""
+    """A copy between a replica's GPUs and its host's memory has arrived, `seconds` after it began; or ("push") the KV of a
+    prompt from a prefill replica to `replica`."""
 
     replica: int
-    link: Literal["to_host", "from_host"]
+    link: Literal["to_host", "from_host", "push"]
     bytes: float
     seconds: float
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from simcore.link import Flow, Link, Network
 from simcore.models.batch import StartLoad, StartStore
@@ -16,6 +17,14 @@ TRANSFER_COLUMNS = {
     "time": "float64", "replica": "int64", "direction": "string", "request": "int64", "bytes": "float64",
     "seconds": "float64",
 }
+
+
+class Links(Protocol):
+    """What carries a replica's copies."""
+
+    def start(self, copy: Any, done: Callable[[Any, float], None]) -> None:
+        """Begin a copy now; `done(copy, seconds)` is called when its last byte has arrived."""
+        ...
 
 
 class HostLinks:

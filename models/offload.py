@@ -1,4 +1,5 @@
-"""What a scheduler does with a host tier: a turn's KV is stored when the turn ends and loaded when a later one asks for it.
+"""What a scheduler does with KV that lies elsewhere: in a host tier, where a turn's KV is stored when the turn ends and from
+which it is loaded when a later one asks for it; or on the prefill replica that computed the prompt (split_cluster.py).
 
 A load does not block: the request takes its GPU blocks, leaves the queue, and comes back as *ready* when the copy has
 arrived. The scheduler only says which copies begin (`Batch.effects`, `Outcomes.effects`); time is the replica's.
@@ -6,26 +7,37 @@ arrived. The scheduler only says which copies begin (`Batch.effects`, `Outcomes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from simcore.errors import PolicyError
-from simcore.models.batch import Effect, StartLoad, StartStore
+from simcore.models.batch import Copy, Effect, StartLoad, StartPush, StartStore
 from simcore.models.decision_points import Admission, Retention, Swap
+from simcore.models.engine import EngineSettings
 from simcore.models.facts import FlowEnded, Listeners
 from simcore.models.host_tier import HostTier
 from simcore.models.policy_desk import Log, PolicyDesk
-from simcore.models.request import Request
+from simcore.models.request import NEVER, Request
+
+Role = Literal["both", "prefill", "decode"]
 
 
 class Offload(PolicyDesk):
-    """Base of a scheduler, between the desk and the steps. `tier` None = an engine without one; then nothing here acts."""
+    """Base of a scheduler, between the desk and the steps. `tier` None = an engine without one. `role`: "prefill" computes
+    prompts and holds their blocks until they have been pushed, "decode" has them pushed to it, "both" is on its own. Of a
+    replica of role "both" without a tier nothing here acts."""
+
+    settings: EngineSettings
 
     def __init__(
         self, admission: Admission, retention: Retention, listeners: Listeners | None = None, log: Log | None = None,
-        replica: int = 0, tier: HostTier | None = None,
+        replica: int = 0, tier: HostTier | None = None, role: Role = "both", block_bytes: float = 0.0,
     ) -> None:
         super().__init__(admission, retention, listeners, log, replica)
         self.tier = tier
+        self.role: Role = role
+        self.block_bytes = block_bytes  # of a KV block that is pushed, all ranks together
+        self.loads = tier is not None or role == "decode"
+        self.handed: dict[int, Request] = {}  # by id: prompts that are computed, their blocks held for a push
         self.effects: list[Effect] = []  # what must happen outside, since the replica was last told
         self.orphans: dict[Request, list[int]] = {}  # aborted while loading -> blocks that their copies still write to
         self._hears_flows = self._listeners.wants(FlowEnded)
@@ -50,8 +62,15 @@ class Offload(PolicyDesk):
 
     def _hits(self, request: Request) -> tuple[int, int]:
         """(blocks of the request that the pool holds, how many of those are free)."""
-        assert self.tier is not None
-        return self.pool.look(request.keys, (request.known - 1) // self.tier.block_size)
+        return self.pool.look(request.keys, (request.known - 1) // self.settings.block_size)
+
+    def _loadable(self, request: Request, hits: int) -> tuple[list[int], int]:
+        """(chunks, blocks) that continue the request's first `hits` blocks and lie elsewhere: of the tier, or (no chunks)
+        all that a prefill replica has computed."""
+        if self.tier is not None:
+            return self.tier.find(request.keys, hits, request.known)
+        waits = request.source is not None  # type: ignore[attr-defined]
+        return [], -(-request.known // self.settings.block_size) - hits if waits else 0
 
     # --- loads --------------------------------------------------------------------------------------------------------
 
@@ -59,8 +78,7 @@ class Offload(PolicyDesk):
         """The head of the queue takes blocks for all its known tokens, so that it cannot be stuck half-way, and the copy of
         `blocks` blocks beyond its hits begins. There is room."""
         tier, pool = self.tier, self.pool
-        assert tier is not None
-        block = tier.block_size
+        block = self.settings.block_size
         hits = pool.match(request.keys, (request.known - 1) // block)
         self.queue.remove(request)
         pool.hold(hits)
@@ -72,33 +90,43 @@ class Offload(PolicyDesk):
         request.load_began = self.now
         self.loading[request.id] = request
         request.had_pin = self._consume_pin(request)
-        tier.load(chunks)
-        self.effects.append(StartLoad(request, chunks, blocks * block, len(chunks) * tier.chunk_bytes))
+        if tier is not None:
+            tier.load(chunks)
+            self.effects.append(StartLoad(request, chunks, blocks * block, len(chunks) * tier.chunk_bytes))
+            return
+        source: Request = request.source  # type: ignore[attr-defined]
+        request.source = None  # type: ignore[attr-defined]  # if it is preempted it computes its prompt itself
+        tokens = request.known - 1 - request.computed  # the last token is computed here, for its logits
+        self.effects.append(StartPush(request, source, tokens, blocks * self.block_bytes))
 
-    def copied(self, copy: StartLoad | StartStore, seconds: float, now: float) -> None:
+    def copied(self, copy: Copy, seconds: float, now: float) -> None:
         """A copy that was begun `seconds` ago has arrived."""
-        tier = self.tier
-        assert tier is not None
         self.now = now
-        if isinstance(copy, StartLoad):
-            tier.loaded(copy.chunks)
+        if isinstance(copy, StartPush):
             self._loaded(copy.request, copy.tokens, seconds)
         else:
-            tier.stored(copy.chunks)
+            assert self.tier is not None
+            if isinstance(copy, StartLoad):
+                self.tier.loaded(copy.chunks)
+                self._loaded(copy.request, copy.tokens, seconds)
+            else:
+                self.tier.stored(copy.chunks)
         if self._hears_flows:
             self._tell(FlowEnded(now, self._replica, copy.link, copy.bytes, seconds))
 
     def _loaded(self, request: Request, tokens: int, seconds: float) -> None:
-        assert self.tier is not None
         if request in self.orphans:
             self.pool.give_back(self.orphans.pop(request))
             return
-        block = self.tier.block_size
+        block = self.settings.block_size
         first = request.computed // block
         request.computed += tokens
         stop = request.computed // block
-        self.pool.register_all(request.blocks[first:stop], request.keys[first:stop])
-        request.next_hash = request.computed + block
+        if self.settings.enable_prefix_caching:
+            self.pool.register_all(request.blocks[first:stop], request.keys[first:stop])
+            request.next_hash = (stop + 1) * block
+        else:
+            request.next_hash = NEVER
         request.loaded_tokens += tokens
         request.load_seconds = seconds
         request.reload_time += seconds
@@ -117,6 +145,9 @@ class Offload(PolicyDesk):
             self.effects.append(StartStore(request, chunks, len(chunks) * tier.chunk_bytes))
 
     def _end_turn(self, request: Request) -> None:
+        if self.role == "prefill" and request.blocks:
+            self._hand_over(request)
+            return
         if self.tier is not None:
             self._store(request, outputs=self.tier.outputs)
         super()._end_turn(request)
@@ -131,6 +162,20 @@ class Offload(PolicyDesk):
         self._give_back(request)
         self._note("retention", request.id, "swap to host")
 
+    # --- prompts that are computed for another replica ----------------------------------------------------------------
+
+    def _hand_over(self, request: Request) -> None:
+        """The prompt is computed. Its turn ends here, for retention and whoever listens, when its KV has been pushed."""
+        request.service += self.now - request.running_since
+        request.state = "handed"
+        self.handed[request.id] = request
+
+    def pushed(self, request: Request, now: float) -> None:
+        """What was handed over is no longer needed here."""
+        self.now = now
+        del self.handed[request.id]
+        super()._end_turn(request)
+
     # --- for tests ----------------------------------------------------------------------------------------------------
 
     def check_loads(self) -> list[Any]:
@@ -138,7 +183,8 @@ class Offload(PolicyDesk):
         if self.tier is not None:
             self.tier.check()
         away = [*self.loading.values(), *self.ready]
-        assert not away or self.tier is not None
+        assert not away or self.loads
+        assert all(r.state == "handed" and r.blocks for r in self.handed.values())
         assert all(r.state == "loading" for r in self.loading.values()) and all(r.state == "ready" for r in self.ready)
-        assert all(r.computed < r.known <= r.capacity == len(r.blocks) * self.tier.block_size for r in away if self.tier)
+        assert all(r.computed < r.known <= r.capacity == len(r.blocks) * self.settings.block_size for r in away)
         return away

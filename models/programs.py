@@ -12,7 +12,8 @@ the JCT (all NaN unless every turn finished). The path is walked back from the t
   outside the running list; `queueing` is the rest of that: the first wait, and the waits after preemptions.
 - `prefill` is the first admission to the first token (of a preempted turn: at most its service), `decode` the rest of its
   service; after a preemption that includes recomputing. A wait between the first admission and the first token counts
-  as prefill as far as the service goes, since the requests table does not tell them apart.
+  as prefill as far as the service goes, since the requests table does not tell them apart. Where prefill and decode are
+  separate, `prefill` ends at `prefill_ended`, the push is `reload`, and waits for room on the decode replica are queueing.
 
 Equal ends: the later row ended last.
 
@@ -126,6 +127,10 @@ class _Turns:
     def reload(self) -> np.ndarray | float:
         return self.column("reload_time") if "reload_time" in self._requests else 0.0
 
+    def prefill_ended(self) -> np.ndarray | None:
+        """When the prefill replica was done (s); None where replicas do both."""
+        return self.column("prefill_ended") if "prefill_ended" in self._requests else None
+
 
 def _path_parts(turns: _Turns, program_arrival: np.ndarray) -> dict[str, np.ndarray]:
     """float64[n] each, in the order of `turns`: the parts of the critical path that fall to each turn, 0 off the path."""
@@ -143,12 +148,15 @@ def _path_parts(turns: _Turns, program_arrival: np.ndarray) -> dict[str, np.ndar
 def _turn_parts(turns: _Turns, arrival: np.ndarray, ended: np.ndarray) -> dict[str, np.ndarray]:
     """How each turn spent the time from its arrival to its end (s); they sum to it."""
     admitted, first_token = turns.column("admitted"), turns.column("first_token")
-    preempted = turns.column("preemptions") > 0
-    service = np.where(preempted, turns.column("service"), ended - admitted)
+    prefilled = turns.prefill_ended()
+    interrupted = turns.column("preemptions") > 0  # it was not in service all the time
+    if prefilled is not None:
+        interrupted[:] = True
+    service = np.where(interrupted, turns.column("service"), ended - admitted)
     waited = (admitted - arrival) + (ended - admitted - service)
     reload = np.minimum(turns.reload(), waited)
-    prefill = np.minimum(first_token - admitted, service)
-    decode = np.where(preempted, service - prefill, ended - first_token)
+    prefill = np.minimum((first_token if prefilled is None else prefilled) - admitted, service)
+    decode = np.where(interrupted, service - prefill, ended - first_token)
     return {"queueing": waited - reload, "prefill": prefill, "decode": decode, "reload": reload}
 
 

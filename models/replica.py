@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import inf
 
 from simcore.errors import NoProgress, PolicyError
-from simcore.models.batch import Batch, Effect, StartLoad, StartStore, WakeAt
+from simcore.models.batch import Batch, Copy, Effect, StartStore, WakeAt
 from simcore.models.decision_points import Policy
 from simcore.models.executor import Completion, Executor
 from simcore.models.facts import Fact, Listeners, StepEnded
-from simcore.models.host_links import HostLinks
+from simcore.models.host_links import HostLinks, Links
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
 from simcore.recorder import Table
@@ -42,7 +42,7 @@ class Replica:
     def __init__(
         self, sim: Simulation, id: int, scheduler: Scheduler, executor: Executor, *,
         listeners: Listeners | None = None, steps: Table | None = None, sample_every: float = inf,
-        host: HostLinks | None = None,
+        host: Links | None = None,
     ) -> None:
         self.sim = sim
         self.id = id
@@ -60,7 +60,7 @@ class Replica:
         self._run_engine(scheduler, executor, listeners, host)
 
     def _run_engine(
-        self, scheduler: Scheduler, executor: Executor, listeners: Listeners | None, host: HostLinks | None
+        self, scheduler: Scheduler, executor: Executor, listeners: Listeners | None, host: Links | None
     ) -> None:
         """What runs here from now on, with nothing on it."""
         self.scheduler = scheduler
@@ -110,7 +110,7 @@ class Replica:
         now = self.sim._now
         scheduler = self.scheduler
         request.replica = self.id
-        reason = self._never_fits(request) or scheduler.refusal(request, now)
+        reason = self.never_fits(request) or scheduler.refusal(request, now)
         if reason:
             request.state, request.reason, request.ended = "refused", reason, now
             scheduler.now = now
@@ -141,7 +141,7 @@ class Replica:
         self._timers.clear()
         self._in_flight.clear()
         old = self.scheduler.tier
-        if self.host is not None and host is not None:
+        if isinstance(self.host, HostLinks) and host is not None:
             self.host.cut()
             host.bytes = self.host.bytes
         if old is not None and scheduler.tier is not None:
@@ -149,6 +149,12 @@ class Replica:
         scheduler.steps = len(self._step_ends)
         self._run_engine(scheduler, executor, listeners, host)
         return lost
+
+    def pushed(self, request: Request) -> None:
+        """The KV of a prompt that was computed here has been pushed, or is wanted nowhere: its blocks may let others in."""
+        self._poke()
+        self._news = True
+        self.scheduler.pushed(request, self.sim._now)
 
     def hear(self, fact: Fact) -> None:
         """A fact from outside, for this replica's own policies; it may move waiters in the queue."""
@@ -159,7 +165,8 @@ class Replica:
         if self.scheduler.end_program(program, self.sim.now):
             self._poke()
 
-    def _never_fits(self, request: Request) -> str:
+    def never_fits(self, request: Request) -> str:
+        """Why the request can never run to its end here; "" = it can."""
         longest, block, usable, budget = self._limits
         if request.input_tokens >= longest:
             return f"prompt of {request.input_tokens} tokens; max_model_len is {longest}"
@@ -275,10 +282,11 @@ class Replica:
                 assert self.host is not None
                 self.host.start(effect, self._copied)
 
-    def _copied(self, copy: StartLoad | StartStore, seconds: float) -> None:
-        """A copy to or from the host has arrived. A chunk that can now be read matters to who waits, and to nobody else."""
+    def _copied(self, copy: Copy, seconds: float) -> None:
+        """A copy to or from the host, or a push to here, has arrived. A chunk that can now be read matters to who waits, and
+        to nobody else."""
         scheduler = self.scheduler
-        if isinstance(copy, StartLoad) or scheduler.num_waiting:
+        if not isinstance(copy, StartStore) or scheduler.num_waiting:
             self._poke()
         scheduler.copied(copy, seconds, self.sim._now)
 
@@ -315,7 +323,7 @@ class Replica:
     def _watch(self, tokens: int) -> None:
         """End a run whose decisions bring no token: preemption for ever, or wake-ups that change nothing."""
         scheduler = self.scheduler
-        if not tokens and scheduler.loading:
+        if not tokens and (scheduler.loading or scheduler.handed):
             return  # it waits for a link, which will deliver
         self._fruitless_steps += 1
         self._computed_tokens += tokens

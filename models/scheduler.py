@@ -19,7 +19,7 @@ from simcore.models.decision_points import Admission, Retention
 from simcore.models.engine import EngineSettings
 from simcore.models.facts import Admitted, Listeners, Preempted, TurnArrived, TurnEnded
 from simcore.models.host_tier import HostTier
-from simcore.models.offload import Offload
+from simcore.models.offload import Offload, Role
 from simcore.models.policy_desk import Log
 from simcore.models.request import NEVER, Request
 
@@ -28,13 +28,14 @@ class Scheduler(Offload):
     """See the module. `num_blocks` is vLLM's num_gpu_blocks (block 0 included)."""
 
     pool_type: type[Any] = BlockPool
+    _decision_seconds: float
 
     def __init__(
         self, settings: EngineSettings, num_blocks: int, admission: Admission, retention: Retention, *,
         max_model_len: int | None = None, listeners: Listeners | None = None, log: Log | None = None,
-        replica: int = 0, tier: HostTier | None = None,
+        replica: int = 0, tier: HostTier | None = None, role: Role = "both", block_bytes: float = 0.0,
     ) -> None:
-        super().__init__(admission, retention, listeners, log, replica, tier)
+        super().__init__(admission, retention, listeners, log, replica, tier, role, block_bytes)
         self.settings = settings
         self.semantics = settings.semantics
         self.pool = self.pool_type(num_blocks, unhashed_first=self.semantics.unhashed_blocks_reused_first)
@@ -272,7 +273,7 @@ class Scheduler(Offload):
         budget = self._start_ready(batch, budget)
         while queue and budget > 0 and len(self.running) < self._max_running:
             request = queue.head()
-            if self.tier is not None:
+            if self.loads:
                 look_on = self._load_head(request)
                 if look_on is not None:
                     if look_on:
@@ -306,13 +307,12 @@ class Scheduler(Offload):
             budget -= count
 
     def _load_head(self, request: Request) -> bool | None:
-        """Begin to load what the tier holds of the head of the queue beyond the GPU's hits; None = nothing. Else whether to
+        """Begin to load what lies elsewhere of the head of the queue beyond the GPU's hits; None = nothing. Else whether to
         look at the queue again: the head has left it, or room was made and it may find other hits; False: blocks run short.
         """
-        assert self.tier is not None
         hits, free_hits = self._hits(request)
-        chunks, blocks = self.tier.find(request.keys, hits, request.known)
-        if not chunks:
+        chunks, blocks = self._loadable(request, hits)
+        if not blocks:
             return None
         floor = self._watermark if self.running else 0
         short = -(-request.known // self._block) - hits + free_hits + floor - self.pool.num_free
@@ -425,6 +425,7 @@ class Scheduler(Offload):
         self.pool.check()
         held: dict[int, int] = {}
         holders = [*self.running, *self.check_loads()]
+        holders += self.handed.values()
         for blocks in [r.blocks for r in holders] + [pin.blocks for pin in self.pins.values()] + [*self.orphans.values()]:
             for block in blocks:
                 held[block] = held.get(block, 0) + 1

@@ -25,12 +25,14 @@ from simcore.models.failures import Clients, Event, Failures
 from simcore.models.host_links import HOST_LATENCY, TRANSFER_COLUMNS, HostLinks
 from simcore.models.host_tier import HostTier, host_tier
 from simcore.models.metrics import Slo, gaps_and_rates, host_hit_rate, run_seconds, summarise, token_times, with_metrics
+from simcore.models.offload import Role
 from simcore.models.planned_replica import PlannedReplica, Shared
 from simcore.models.planned_scheduler import PlannedRequest, PlannedScheduler
 from simcore.models.programs import program_summary, programs_table
 from simcore.models.replica import STEP_COLUMNS, Replica
 from simcore.models.request import Request
 from simcore.models.scheduler import Scheduler
+from simcore.models.split_cluster import KV_LATENCY, NOT_PLANNED, PushLinks, SplitCluster, SplitRequest, check_split
 from simcore.models.step_time import StepTables
 from simcore.models.tools import Tools
 from simcore.models.views import Site
@@ -50,7 +52,9 @@ class Deployment:
     """What serves: `replicas` engines of the same settings and cost model. `max_model_len` and `num_blocks` (vLLM's
     num_gpu_blocks, block 0 included) are those in force, read from the model and the GPU where the settings leave them
     open. The overheads are the host's (see SimulatedExecutor). `host_bandwidth` (bytes/s each way, all ranks together) and
-    `host_latency` (s a copy) are those of the link to the host's memory, which only a host tier uses."""
+    `host_latency` (s a copy) are those of the link to the host's memory, which only a host tier uses. `prefill_replicas`:
+    the first so many replicas only compute prompts, whose KV goes to the others over links of `kv_link_bandwidth` (bytes/s a
+    replica each way, all ranks together) and `kv_link_latency` (s a push); 0 = every replica does both."""
 
     settings: EngineSettings
     replicas: int
@@ -65,6 +69,14 @@ class Deployment:
     num_layers: int = 0
     host_bandwidth: float = 0.0
     host_latency: float = HOST_LATENCY
+    prefill_replicas: int = 0
+    kv_link_bandwidth: float = 0.0
+    kv_link_latency: float = KV_LATENCY
+
+    def role(self, replica: int) -> Role:
+        if not self.prefill_replicas:
+            return "both"
+        return "prefill" if replica < self.prefill_replicas else "decode"
 
     def host_tier(self) -> HostTier | None:
         """A replica's empty host tier; None without one. Raises ConfigError if nothing fits or the link is not known."""
@@ -173,6 +185,13 @@ def serve(
     wall, cpu = time.perf_counter(), time.process_time()  # for sim_speed alone; no decision sees them
     failures = Failures(clients, tuple(events), view_delay)
     failures.check(deployment.replicas)
+    divided = deployment.prefill_replicas
+    if divided:
+        check_split(divided, deployment.replicas, deployment.kv_link_bandwidth, deployment.kv_link_latency,
+                    deployment.settings, failures)
+    if executor is not None and divided:
+        raise ConfigError("executor", why="KV cannot be pushed between batches that are run",
+                          allowed="a run without cluster.prefill_replicas")
     if executor is not None and failures.reasons():
         raise ConfigError("executor", why="batches that are run cannot be taken back",
                           allowed="a run without clients, events and view_delay")
@@ -184,7 +203,7 @@ def serve(
     settings = deployment.settings
     site = Site(
         settings, deployment.num_blocks - 1, deployment.kv_bytes_per_token, deployment.num_layers, deployment.replicas,
-        deployment.prefill_seconds, deployment.reload_seconds,
+        deployment.prefill_seconds, deployment.reload_seconds, divided,
     )
     router = policies.replica_routing()
     router.start(site, generator(seed, "policy", "replica_routing"))
@@ -194,7 +213,11 @@ def serve(
     note = decisions.append
     network = Network(sim)
     offloads = settings.kv_offloading_size is not None
-    transfers = recorder.table("transfers", TRANSFER_COLUMNS, order=("time", "replica")) if offloads else None
+    transfers = recorder.table("transfers", TRANSFER_COLUMNS, order=("time", "replica")) if offloads or divided else None
+    pushes = None
+    if divided and transfers is not None:
+        pushes = PushLinks(network, divided, deployment.replicas, deployment.kv_link_bandwidth, deployment.kv_link_latency,
+                           transfers)
 
     def policies_of(r: int, *life: int) -> tuple[Admission, Retention]:
         """`life`: how many engines the replica has had, if it is not the first."""
@@ -206,7 +229,7 @@ def serve(
 
     pairs = [policies_of(r) for r in range(deployment.replicas)]
     used += [policy for pair in pairs for policy in pair]
-    obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used, failures)
+    obstacles = ["the study asks for it"] if path == "step-by-step" else not_planned(settings, used, failures, divided)
     if executor is not None:
         obstacles.append("batches are run, not priced")
     else:
@@ -221,7 +244,11 @@ def serve(
             "log": note, "replica": r, "tier": deployment.host_tier(),
         }
         places: dict[str, Any] = {"listeners": listeners, "steps": steps, "sample_every": sample_every}
-        if transfers is not None:
+        if pushes is not None:
+            options["role"] = deployment.role(r)
+            options["block_bytes"] = deployment.kv_bytes_per_token * settings.block_size
+            places["host"] = pushes
+        elif transfers is not None:
             places["host"] = HostLinks(network, r, deployment.host_bandwidth, deployment.host_latency, transfers)
         return options, places
 
@@ -243,11 +270,13 @@ def serve(
     common: dict[str, Any] = {
         "block_size": settings.block_size if settings.enable_prefix_caching else 0, "tools": tools, "log": note,
         "progress": progress}
-    failing = None
-    if failures.reasons():
+    failing = split = None
+    if divided:
+        split = SplitCluster(sim, workload, replicas, router, recorder, request_type=SplitRequest, prefill=divided, **common)
+    elif failures.reasons():
         failing = FailingCluster(sim, workload, replicas, router, recorder, request_type=Attempt, failures=failures,
                                  engines=fresh_engine, **common)
-    cluster = failing or Cluster(
+    cluster = split or failing or Cluster(
         sim, workload, replicas, router, recorder, request_type=Request if obstacles else PlannedRequest,
         shared=None if obstacles else shared, **common)
     cluster.start()
@@ -270,6 +299,8 @@ def serve(
     tables = recorder.frames()
     if failing is not None:
         tables["requests"]["attempts"] = failing.attempts
+    if split is not None:
+        split.columns(tables["requests"])
     tables["requests"] = with_metrics(tables["requests"])
     tables["tools"] = tools.frame(run_seconds(tables["requests"], horizon if cut else None), horizon if cut else inf)
     step_ends = [np.array(replica.step_ends) for replica in replicas]
@@ -286,6 +317,8 @@ def serve(
     result.summary |= program_summary(tables["programs"]) | _offload_summary(tables["requests"], replicas)
     if failing is not None:
         result.summary |= failing.summary(tables["requests"], horizon if cut else None)
+    if split is not None and pushes is not None:
+        result.summary |= split.summary(pushes, result.summary["duration"])
     if sim.halted:
         result.summary["interrupted_at"] = sim.now
     total_steps = sum(len(ends) for ends in step_ends)
@@ -310,9 +343,13 @@ def _priced(deployment: Deployment) -> Callable[[int], Executor]:
     return lambda replica: deployment.executor()
 
 
-def not_planned(settings: EngineSettings, policies: Sequence[Policy], failures: Failures | None = None) -> list[str]:
+def not_planned(
+    settings: EngineSettings, policies: Sequence[Policy], failures: Failures | None = None, prefill_replicas: int = 0
+) -> list[str]:
     """What keeps a run off the planned path; empty = nothing."""
     reasons = failures.reasons() if failures is not None else []
+    if prefill_replicas:
+        reasons.append(NOT_PLANNED)
     if settings.async_scheduling:
         reasons.append("engine.async_scheduling: two batches are in flight")
     if settings.prefill_schedule_interval and settings.semantics.spaced_prefills:
@@ -325,7 +362,7 @@ def not_planned(settings: EngineSettings, policies: Sequence[Policy], failures: 
 
 def _offload_summary(requests: pd.DataFrame, replicas: Sequence[Replica]) -> dict[str, Any]:
     """What a summary says of the host tiers, where there are any; chunks and bytes over all replicas."""
-    used = [(r.scheduler.tier, r.host) for r in replicas if r.scheduler.tier is not None and r.host is not None]
+    used = [(r.scheduler.tier, r.host) for r in replicas if r.scheduler.tier is not None and isinstance(r.host, HostLinks)]
     if not used:
         return {}
     return {

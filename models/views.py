@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ class Site:
     replicas: int
     prefill_seconds: Callable[..., float]  # (tokens, prefix=0) -> s for one request alone on the replica
     reload_seconds: Callable[[int], float | None]  # tokens -> s to load them from the host, alone; None = no such tier
+    prefill_replicas: int = 0  # the first so many compute prompts for the others, which decode; 0 = each does both
 
 
 class Turn:
@@ -55,7 +56,7 @@ class Turn:
 
     @property
     def arrival(self) -> float:
-        """When the request reached the cluster."""
+        """When the request reached the cluster; on a decode replica, when it came there from its prefill replica."""
         return self._request.arrival
 
     @property
@@ -229,7 +230,7 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no running, loading or loaded request and no pin holds (cached ones included)."""
+        """Blocks that no running, loading or loaded request, no push from here and no pin holds (cached ones included)."""
         return self._scheduler.pool.num_free
 
     @property
@@ -238,12 +239,12 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, and those that are loaded from the host and have not started."""
+        """Requests in the queue, and those that are loaded (from the host, or pushed) and have not started."""
         return self._scheduler.num_waiting
 
     @property
     def num_loading(self) -> int:
-        """Requests that hold blocks and wait for their KV from the host."""
+        """Requests that hold blocks and wait for their KV from the host, or from a prefill replica."""
         return len(self._scheduler.loading)
 
     @property
@@ -288,6 +289,11 @@ class ReplicaView(Engine):
         return self._replica.id
 
     @property
+    def role(self) -> str:
+        """"prefill" (a request enters there), "decode" (it goes on there), or "both", where the cluster is not split."""
+        return self._replica.scheduler.role
+
+    @property
     def now(self) -> float:
         return self._replica.sim.now
 
@@ -304,3 +310,8 @@ class ReplicaView(Engine):
     def cached_tokens(self, turn: Turn) -> int:
         """Prompt tokens of `turn` that this replica's pool holds now."""
         return self._scheduler.cached_tokens(turn._request)
+
+
+def entrances(replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
+    """Those of these replicas where a request may enter: all, or where the cluster is split, the prefill ones."""
+    return replicas if replicas[0].role == "both" else [replica for replica in replicas if replica.role == "prefill"]

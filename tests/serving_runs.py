@@ -188,8 +188,8 @@ def _watched_replica(seen: Witness) -> type[Replica]:
                 if scheduler.queue:
                     head, pool = scheduler.queue.head(), scheduler.pool
                     hits = pool.match(head.keys, (head.known - 1) // 4) if scheduler.settings.enable_prefix_caching else []
-                    reach, tier = head.known, scheduler.tier
-                    loads = tier is not None and tier.find(head.keys, len(hits), head.known)[1] > 0
+                    reach = head.known
+                    loads = scheduler.loads and scheduler._loadable(head, len(hits))[1] > 0
                     if not scheduler.settings.scheduler_reserve_full_isl and not loads:
                         reach = min(reach, len(hits) * 4 + scheduler.settings.step_budget)
                     # free hits would leave the free list: what must come from it is everything but the held hits

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from simcore.models.decision_points import ReplicaRouting
-from simcore.models.views import ReplicaView, Turn
+from simcore.models.views import ReplicaView, Turn, entrances
 
 
 class LeastLoaded(ReplicaRouting):
@@ -20,7 +20,8 @@ class LeastLoaded(ReplicaRouting):
 
     def route(self, turn: Turn, replicas: Sequence[ReplicaView], now: float) -> int:
         self._calls += 1
-        chosen = min(replicas, key=lambda replica: (self._load(replica), self._chosen_at.get(replica.id, 0), replica.id))
+        offered = entrances(replicas)
+        chosen = min(offered, key=lambda replica: (self._load(replica), self._chosen_at.get(replica.id, 0), replica.id))
         self._chosen_at[chosen.id] = self._calls
         return chosen.id
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from simcore.models.views import ReplicaView, Turn
+from simcore.models.views import ReplicaView, Turn, entrances
 from simcore.policies.replica_routing.least_loaded import LeastLoaded
 
 
@@ -18,6 +18,7 @@ class PrefixAware(LeastLoaded):
         self.threshold = threshold
 
     def route(self, turn: Turn, replicas: Sequence[ReplicaView], now: float) -> int:
+        replicas = entrances(replicas)
         cached = [replica.cached_tokens(turn) for replica in replicas]
         most = max(cached)
         if most < self.threshold * turn.context_tokens:

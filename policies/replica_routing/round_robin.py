@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from simcore.models.decision_points import ReplicaRouting
-from simcore.models.views import ReplicaView, Turn
+from simcore.models.views import ReplicaView, Turn, entrances
 
 
 class RoundRobin(ReplicaRouting):
@@ -11,6 +11,7 @@ class RoundRobin(ReplicaRouting):
         self._next = 0
 
     def route(self, turn: Turn, replicas: Sequence[ReplicaView], now: float) -> int:
-        chosen = replicas[self._next % len(replicas)]
+        offered = entrances(replicas)
+        chosen = offered[self._next % len(offered)]
         self._next += 1
         return chosen.id

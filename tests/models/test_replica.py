@@ -121,7 +121,7 @@ def test_the_watchdog_ends_vllms_own_livelock() -> None:
     """Without the replica's check, a request longer than the pool preempts itself for ever once gate and cache are off."""
 
     class Trusting(Replica):
-        def _never_fits(self, request: Request) -> str:
+        def never_fits(self, request: Request) -> str:
             return ""
 
     settings = EngineSettings(

@@ -134,14 +134,14 @@ def test_a_copy_has_all_that_a_view_has() -> None:
     rows = [at(1.0 * k, 3, 16, ids=[k % 3, 10 + k % 3, 20, 30]) for k in range(30)]
     run(workload(rows), replicas=2, router=Comparing, view_delay=0.5, blocks=12,
         settings={"kv_offloading_size": 8.0, "kv_offloading_backend": "native"})
-    assert Comparing.checked == 60 and len(names) == 12
+    assert Comparing.checked == 60 and len(names) == 13
 
 
 class LiveNames:
     """The properties of a ReplicaView, by name."""
 
     free_blocks = num_running = num_waiting = num_loading = running_tokens = waiting_tokens = 0
-    to_host_bytes = from_host_bytes = pinned_blocks = id = now = outstanding = 0
+    to_host_bytes = from_host_bytes = pinned_blocks = id = role = now = outstanding = 0
 
 
 def test_the_list_of_properties_is_complete() -> None:
