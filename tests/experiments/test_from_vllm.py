@@ -124,7 +124,7 @@ def test_defaults_that_follow_other_flags():
         "nohup vllm serve Qwen/Qwen3-8B --tensor-parallel-size=2 --host 0.0.0.0 > server.log 2>&1 &",
         "vllm serve \\\n  --served-model-name a b \\\n  --tensor_parallel_size 2 \\\n  --model Qwen/Qwen3-8B",
         "python3 -m vllm.entrypoints.openai.api_server --model=Qwen/Qwen3-8B -tp 2 --seed -1",
-        "docker run --runtime nvidia --gpus all -itd --rm -v ~/.cache/huggingface:/root/.cache --env HF_TOKEN=hf_secret "
+        "docker run --runtime nvidia --gpus all -itd --rm -v ~/.cache/huggingface:/srv/.cache --env HF_TOKEN=hf_secret "
         "-p8000:8000 --ipc=host vllm/vllm-openai:v0.33.0 --model Qwen/Qwen3-8B --tensor-parallel-size 2",
         "sudo docker run --gpus '\"device=0,1\"' --entrypoint vllm my/image serve Qwen/Qwen3-8B -tp 2",
         "docker run --entrypoint bash my/image -c 'pip install x && vllm serve Qwen/Qwen3-8B -tp 2'",
@@ -240,7 +240,7 @@ def test_environment():
         ("Qwen/Qwen3-32B-AWQ", "qwen3-32b", "int4"), ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "qwen3-30b-a3b", "int4"),
         ("Qwen/Qwen3-8B-FP8", "qwen3-8b-fp8", None), ("openai/gpt-oss-120b", "gpt-oss-120b", None),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", None), ("/models/Qwen3-8B/", "qwen3-8b", None),
-        ("/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d", "qwen3-8b", None),
+        ("/srv/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d", "qwen3-8b", None),
         ("llama-3.1-8b-fp8", "llama-3.1-8b-fp8", None),
     ],
 )
