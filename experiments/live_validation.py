@@ -65,13 +65,15 @@ class LiveValidation:
     measured: tuple[RunResult, RunResult]
     simulated: RunResult
     paired_steps: int  # of the second run, that had the same batch as one of the first
+    drift: float  # seconds of batches of the profile just before the runs over those when it was measured
 
     def facts(self) -> dict[str, Any]:
         return {
             "device": self.profile.device, "software": self.profile.software, "model": self.profile.model,
             "parameters": self.profile.parameters, "dtype": self.profile.dtype, "steps": len(self.steps),
             "paired_steps": self.paired_steps, "requests": len(self.simulated.requests),
-            "profile_rows": len(self.profile.rows), **{f"fit_{k}": v for k, v in self.model.fitted_on.items()},
+            "profile_rows": len(self.profile.rows), "drift": self.drift,
+            **{f"fit_{k}": v for k, v in self.model.fitted_on.items()},
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def validate_live(file: StudyFile, device: str, profile: Path, *, load: float = 
     """Measure (or go on measuring) into the file `profile`, fit, play and compare. Raises ConfigError for what the real
     executor cannot do, and where torch is not installed."""
     from simcore.kernels.executor import RealExecutor
-    from simcore.kernels.measure import drawn, grid, measure
+    from simcore.kernels.measure import drawn, drift, grid, measure
 
     study = file.study
     llm = study_llm(study)
@@ -96,6 +98,7 @@ def validate_live(file: StudyFile, device: str, profile: Path, *, load: float = 
         decoder, grid(**limits), profile, held_out=drawn(HELD_OUT, **limits, seed=seed),
         report=lambda done, all: report("operators", done / all))
     model = fit(measured, llm)
+    drifted = drift(decoder, measured)
     deployment = live_deployment(file, llm, model)
     workload = at_load(build_workload(study.workload, file.folder, seed), file, deployment, load)
     runs, steps = [], []
@@ -112,7 +115,7 @@ def validate_live(file: StudyFile, device: str, profile: Path, *, load: float = 
     simulated = _play(file, deployment, workload)
     predicted = predict(model, [(s.counts, s.before, s.samples) for s in steps[0]], llm)
     rows, paired = compare_runs(steps, predicted, (runs[0], runs[1]), simulated)
-    return LiveValidation(rows, measured, model, steps[0], predicted, (runs[0], runs[1]), simulated, paired)
+    return LiveValidation(rows, measured, model, steps[0], predicted, (runs[0], runs[1]), simulated, paired, drifted)
 
 
 def build_decoder(file: StudyFile, llm: LlmSpec, device: str, seed: int) -> tuple[Decoder, dict[str, int]]:

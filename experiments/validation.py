@@ -24,6 +24,7 @@ from simcore.models.kv_capacity import MemoryAssumptions
 from simcore.models.operator_profile import read_profile
 
 STUDIES = Path(__file__).parent / "live"
+DRIFT = 0.05  # of the machine since its profile: beyond it the report says so
 
 
 def run_live(
@@ -79,6 +80,8 @@ def _about(found: LiveValidation) -> list[str]:
         f"{f['fit_held_out_rows']:.0f} others, drawn, {f['fit_held_out_median_error']:.1%}. Judged on {f['steps']:,} steps "
         f"of {f['requests']} requests, none of them fitted; {f['paired_steps']:,} steps of the second run had a batch of "
         "the first.",
+        f"Just before the runs, batches of the profile took x {f['drift']:.2f} of what they took when it was measured"
+        + (": measure anew (another --profile) before you read more into this." if abs(f["drift"] - 1) > DRIFT else "."),
     ]
 
 

@@ -99,6 +99,13 @@ def measure(
     return profile
 
 
+def drift(decoder: Decoder, profile: OperatorProfile, *, rows: int = 9, repeats: int = 5) -> float:
+    """How long batches of the profile take now over how long they took then: median over `rows` of them. A machine that is
+    shared, or that was warmer, is another machine."""
+    some = profile.rows[:: max(1, len(profile.rows) // rows)]
+    return float(np.median([_row(decoder, row.counts, row.before, repeats, False).seconds / row.seconds for row in some]))
+
+
 def _empty(decoder: Decoder) -> OperatorProfile:
     return OperatorProfile(
         model=decoder.llm.name, parameters=decoder.llm.parameters, device=device_name(decoder.device),

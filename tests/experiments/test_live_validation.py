@@ -64,6 +64,7 @@ def test_the_command_measures_plays_and_compares(study, tmp_path, monkeypatch, c
     assert [rows[name]["target"] for name in ("step, median error", "TTFT mean", "TPOT mean")] == [0.12, 0.15, 0.15]
     assert all(row["measured"] > 0 and row["predicted"] > 0 for row in rows.values())
     assert found["requests"] == 6 and found["steps"] > 6 and found["fit_held_out_rows"] == 3
+    assert found["drift"] > 0 and "of what they took when it was measured" in printed
     assert (out / "live.png").read_bytes()[:4] == b"\x89PNG" and (out / "cost_model.json").is_file()
     assert "| TTFT mean |" in page.read_text()
     # What is measured is kept: a profile that lacks rows is gone on with.
